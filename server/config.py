@@ -2,7 +2,8 @@
 unknown keys are errors.
 
 A section `[store]` with key `data-dir` is the environment variable TIDEMARK_STORE_DATA_DIR and the
-flag `--data-dir`.
+flag `--data-dir`. The classes stand beside what they configure. Only `HTTP_ADDRS` stands here:
+`tidemark health`, which probes run every few seconds, need not import a daemon for it.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from storage.model.errors import InvalidError
 
@@ -20,6 +21,19 @@ T = TypeVar("T")
 _ENV_PREFIX = "TIDEMARK_"
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
+HTTP_ADDRS: Final = {
+    "coordinator": "127.0.0.1:8391",
+    "store": "127.0.0.1:20180",
+    "capture": "127.0.0.1:8303",
+    "pump": "127.0.0.1:8251",
+    "gc-worker": "127.0.0.1:8392",
+    "up": "127.0.0.1:8390",
+    "spark": "127.0.0.1:0",
+    "spark-keep": "127.0.0.1:8394",
+}
+"""Where each daemon answers HTTP unless its `http-addr` says otherwise, by its section; with port 0
+the kernel chooses, as many such jobs run side by side.
+"""
 
 
 class ConfigError(InvalidError):

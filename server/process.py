@@ -1,13 +1,34 @@
-"""Child processes: ended by SIGTERM, by SIGKILL if that takes too long,
-and by themselves when their parent dies.
+"""Child processes: how they are ended, and daemons as children that are kept alive.
+
+A child is ended by SIGTERM, and by SIGKILL if that takes too long. It ends by itself when its
+parent dies: it holds the read end of a pipe as its standard input (`--follow-parent` of a daemon,
+`exit_with_parent`), which closes however the parent dies. So `kill -9` of the parent is a crash of
+the whole tree.
+
+`Child` is one daemon: start, wait for its ready line, restart when it dies, drain.
 """
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import sys
 import threading
-from asyncio.subprocess import Process
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from storage.backoff import Backoff
+from storage.model.errors import UnavailableError
+
+READY_SECONDS = 60.0
+DRAIN_SECONDS = 15.0
+_LINE_BYTES = 1 << 20
+_BACKOFF_S = (0.2, 5.0)
+
+_log = structlog.get_logger(__name__)
 
 
 async def drain(process: Process, limit_s: float) -> bool:
@@ -44,3 +65,118 @@ def exit_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+class ChildFailedError(UnavailableError):
+    """A daemon of the tree ended before it was ready; the message holds what it said."""
+
+    code = "ErrDaemonFailed"
+
+
+class Child:
+    """One daemon of the tree; `name` is its command, and what it is called in logs and metrics."""
+
+    def __init__(self, name: str, arguments: Sequence[str]) -> None:
+        self.name = name
+        self.endpoints: dict[str, str] = {}
+        self._arguments = list(arguments)
+        self._process: Process | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is running."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start the process and wait until it says that it is ready.
+
+        Raises:
+            ChildFailedError: it ended, or said nothing in time.
+        """
+        self._process = await asyncio.create_subprocess_exec(
+            *(
+                sys.executable,
+                "-m",
+                "server.cli.main",
+                *self.name.split(),
+                "--follow-parent",
+                *self._arguments,
+            ),
+            stdin=PIPE,
+            stdout=PIPE,
+            limit=_LINE_BYTES,
+            # Ctrl-C reaches the parent only, which drains in order
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                self.endpoints = await self._ready_line(self._process)
+            self._arguments = pinned(self._arguments, self.name, self.endpoints)
+        except TimeoutError:
+            self._process.kill()
+            raise ChildFailedError(
+                f"{self.name} was not ready within {READY_SECONDS:.0f} s; see its log"
+            ) from None
+
+    def kill(self) -> None:
+        """End the process at once, as one that does not answer; `run` starts it again."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def run(self) -> None:
+        """Keep the daemon alive until cancelled: restart it, on the same addresses,
+        whenever it dies.
+        """
+        backoff = Backoff(*_BACKOFF_S)
+        while True:
+            status = await self._until_death()
+            _log.error("daemon died, restarting", child=self.name, status=status)
+            await asyncio.sleep(backoff.next_s())
+            try:
+                await self.start()
+                backoff.reset()
+            except ChildFailedError as err:
+                _log.error("daemon did not restart", child=self.name, error=err.message)
+
+    async def drain(self) -> None:
+        """SIGTERM, then SIGKILL if it takes too long."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        if not await drain(self._process, DRAIN_SECONDS):
+            _log.warning("daemon did not drain in time and was killed", child=self.name)
+
+    async def _until_death(self) -> int:
+        """Pass on what the daemon prints after its ready line, and wait for its end."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            sys.stderr.write(line.decode(errors="replace"))
+        return await self._process.wait()
+
+    async def _ready_line(self, process: Process) -> dict[str, str]:
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            status = await process.wait()
+            raise ChildFailedError(
+                f"{self.name} ended with status {status} before it was ready; its error is above"
+            )
+        endpoints: dict[str, str] = json.loads(line)["endpoints"]
+        return endpoints
+
+
+def pinned(arguments: Sequence[str], name: str, endpoints: Mapping[str, str]) -> list[str]:
+    """The same arguments with the bound addresses,
+    so that a restarted daemon is found where it was (port 0).
+    """
+    bound = {"--addr": endpoints.get(name), "--http-addr": endpoints.get("http")}
+    bound |= {
+        f"--{other}-addr": address
+        for other, address in endpoints.items()
+        if other not in (name, "http")
+    }
+    pinned = list(arguments)
+    for position, flag in enumerate(arguments[:-1]):
+        if address := bound.get(flag):
+            pinned[position + 1] = address
+    return pinned

@@ -37,10 +37,9 @@ from server.capture.worker.peers import SHARES, PeerAccess, Peers
 from server.capture.worker.pool import Launch, Pool, Worker, cores, host_of
 from server.capture.worker.processor import RebalancingProcessor, WorkersProcessor
 from server.capture.worker.service import WorkerService
-from server.config import setting
+from server.config import HTTP_ADDRS, setting
 from server.daemon import Endpoints
 from server.dump.service import DumpService
-from server.http_ports import HTTP_ADDRS
 from server.puller.source import SourceContext
 from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds

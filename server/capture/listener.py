@@ -20,10 +20,9 @@ from server.rpc.access_list import (
     Right,
     UnauthenticatedError,
 )
+from server.rpc.config import Limits, connections_per_address
 from server.rpc.connection_guard import ConnectionGuard
 from server.rpc.credentials import CredentialsError, SecurityConfig
-from server.rpc.engine import connections_per_address
-from server.rpc.limits import Limits
 from sink.flight.feeds import Feeds
 from sink.flight.server import FlightServer, FlightTls, open_server
 from sink.flight.tokens import (

@@ -48,8 +48,8 @@ def sections() -> dict[str, type[Any]]:
     from server.gc_worker.daemon import GCWorkerConfig
     from server.log import LogConfig
     from server.pump.app import PumpConfig
+    from server.rpc.config import RpcConfig
     from server.rpc.credentials import SecurityConfig
-    from server.rpc.engine import RpcConfig
     from server.spark.config import SparkConfig
     from server.spark.keep import KeepConfig
     from server.store.config import StoreConfig

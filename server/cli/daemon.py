@@ -25,8 +25,8 @@ from server.daemon import DaemonSettings, Endpoints, HttpPort, run
 from server.exit_status import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from server.log import LogConfig
 from server.routes import Routes
+from server.rpc.config import RpcConfig, choose
 from server.rpc.credentials import SecurityConfig
-from server.rpc.engine import RpcConfig, choose
 from storage.model.errors import TidemarkError, leaves, ours_alone
 
 C = TypeVar("C")

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from server.cli.arguments import Parser
-from server.config import ConfigError, load, read_document, setting
+from server.config import HTTP_ADDRS, ConfigError, load, read_document, setting
 from server.exit_status import EXIT_OK
-from server.http_ports import HTTP_ADDRS
 from storage.model.errors import UnavailableError
 
 ROLES: Final = tuple(HTTP_ADDRS)

@@ -17,8 +17,8 @@ from gcsafepoint.explain.explanation import time_of
 from server.cli.arguments import add_yes, confirm, timestamp
 from server.cli.output import Output
 from server.cli.remote import Remote
+from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.credentials import SecurityConfig
-from server.rpc.limits import MAX_MESSAGE_BYTES
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.members import addresses_of
 from server.rpc.tikv import KvClient

@@ -17,7 +17,7 @@ from kvproto import meta_storagepb_pb2, pdpb_pb2
 from tidemarkpb.v1 import explain_pb2
 
 from gcsafepoint.state.compat import CompatError
-from server.config import ConfigError, setting
+from server.config import HTTP_ADDRS, ConfigError, setting
 from server.coordinator.cluster.cluster import load_cluster_id
 from server.coordinator.errors import MetadataUrlError
 from server.coordinator.etcd.meta_storage import MetaStorageService
@@ -32,12 +32,10 @@ from server.coordinator.leadership.members import Members, MemberService, Member
 from server.coordinator.pd_http.api import PdHttp
 from server.coordinator.term import CurrentTerm, Election, LeaderTerm
 from server.coordinator.term_router import MemberForwarder, TermRouter
-from server.http_ports import HTTP_ADDRS
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect, diagnose
+from server.rpc.config import Engine, Limits
 from server.rpc.credentials import SecurityConfig
-from server.rpc.engine import Engine
-from server.rpc.limits import Limits
 from server.rpc.server import RpcServer
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd

@@ -17,13 +17,12 @@ from tidemarkpb.v1 import gc_pb2
 from gcsafepoint.worker.config import BOUNDS, Bounds, DurationError, parse_duration_ns
 from gcsafepoint.worker.election import Election
 from gcsafepoint.worker.worker import GCWorker
-from server.config import ConfigError, setting
+from server.config import HTTP_ADDRS, ConfigError, setting
 from server.daemon import Endpoints
 from server.gc_worker.cluster import TikvCluster
 from server.gc_worker.listener import LogAndCount
 from server.gc_worker.service import GCService
 from server.gc_worker.view import MetaRecords
-from server.http_ports import HTTP_ADDRS
 from server.rpc.access_guard import guarded
 from server.rpc.access_list import opened
 from server.rpc.client import metadata_at

@@ -13,9 +13,8 @@ import structlog
 from tidemarkpb.v1 import pump_pb2 as stream_pb2
 from tipb import pump_pb2
 
-from server.config import setting
+from server.config import HTTP_ADDRS, setting
 from server.daemon import Endpoints
-from server.http_ports import HTTP_ADDRS
 from server.pump import metrics
 from server.pump.http_api import HttpApi
 from server.pump.registry import ONLINE, Node, Registry, node_id
@@ -31,8 +30,8 @@ from server.pump.upkeep import (
 )
 from server.routes import Routes
 from server.rpc.client import metadata_at
+from server.rpc.config import Engine
 from server.rpc.credentials import SecurityConfig
-from server.rpc.engine import Engine
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient

@@ -18,8 +18,8 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.credentials import SecurityConfig, channel_credentials, client_tls
-from server.rpc.limits import MAX_MESSAGE_BYTES
 from sink.flight.tokens import read_token
 from storage.meta.client import EtcdMeta, open_meta
 

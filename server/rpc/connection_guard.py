@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from server.rpc.limits import Limits
+from server.rpc.config import Limits
 from server.rpc.listener import EVICTED, client_address
 
 _LOOK_EVERY_S = 0.1

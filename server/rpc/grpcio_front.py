@@ -18,9 +18,9 @@ from pathlib import Path
 
 import structlog
 
+from server.rpc.config import Limits
 from server.rpc.credentials import ListenerTls
 from server.rpc.http1 import Http1Connection, Http1Front, begins_like_http1
-from server.rpc.limits import Limits
 from server.rpc.listener import REFUSED, Accepting, close_listener, open_listeners
 
 _PEEK_BYTES = 16 << 10

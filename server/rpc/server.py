@@ -18,6 +18,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
+from server.rpc.config import Engine, Limits, chosen, connections_per_address
 from server.rpc.connection_guard import ConnectionGuard
 from server.rpc.credentials import (
     AllowedNames,
@@ -26,13 +27,11 @@ from server.rpc.credentials import (
     grpcio_credentials,
     listener_tls,
 )
-from server.rpc.engine import Engine, chosen, connections_per_address
 from server.rpc.errors import unknown
 from server.rpc.front import BatchHandler, CallQueue, Route, method_handlers
 from server.rpc.grpcio_front import GrpcioFront, passed_on
 from server.rpc.http1 import Http1Front, Serve
 from server.rpc.http2.server import NativeServer
-from server.rpc.limits import Limits
 from storage.model.errors import UnavailableError
 
 _DRAIN_SECONDS = 5.0

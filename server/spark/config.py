@@ -10,8 +10,7 @@ from pyspark_tidemark.lake.format import MODES
 from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.sink_uri import FORMS
 
-from server.config import ConfigError, setting
-from server.http_ports import HTTP_ADDRS
+from server.config import HTTP_ADDRS, ConfigError, setting
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import InvalidError
 

@@ -25,9 +25,8 @@ from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.changefeed.info import lake_format
-from server.config import ConfigError, load, setting
+from server.config import HTTP_ADDRS, ConfigError, load, setting
 from server.daemon import Endpoints
-from server.http_ports import HTTP_ADDRS
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.spark.application import Application

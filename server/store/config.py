@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from server.config import ConfigError, setting
-from server.http_ports import HTTP_ADDRS
+from server.config import HTTP_ADDRS, ConfigError, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,9 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from server.child import Child
-from server.config import setting
+from server.config import HTTP_ADDRS, setting
 from server.daemon import Endpoints
-from server.http_ports import HTTP_ADDRS
+from server.process import Child
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.spark.config import require_java

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.rpc.engine import Engine
+from server.rpc.config import Engine
 
 
 @pytest.fixture(

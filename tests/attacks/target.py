@@ -15,7 +15,7 @@ from pathlib import Path
 
 import grpc
 
-from server.rpc.engine import Engine
+from server.rpc.config import Engine
 from tests.attacks.der import Authority
 
 ROOT = Path(__file__).parents[2]

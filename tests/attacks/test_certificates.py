@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.rpc.engine import Engine
+from server.rpc.config import Engine
 from tests.attacks import der
 from tests.attacks.der import Authority
 from tests.attacks.peer import Peer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.rpc.engine import Engine
+from server.rpc.config import Engine
 from server.rpc.http2 import frames
 from server.rpc.http2.frames import frame
 from tests.attacks import floods

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from server.rpc.engine import Engine
+from server.rpc.config import Engine
 from tests.attacks import floods
 from tests.attacks.target import Target, Verdict, coordinator, judged, pump
 

@@ -4,7 +4,7 @@ longer.
 
 from pathlib import Path
 
-from server.rpc.engine import Engine
+from server.rpc.config import Engine
 from tests.attacks.der import Authority
 from tests.attacks.target import coordinator
 from tests.fuzz.capture_api import defects

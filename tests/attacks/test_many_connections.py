@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from server.rpc.engine import MOST_CONNECTIONS, Engine
+from server.rpc.config import MOST_CONNECTIONS, Engine
 from server.rpc.http2 import frames
 from tests.attacks.peer import remaining
 from tests.attacks.target import Target, capture, coordinator, judged, pump, store

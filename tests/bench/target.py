@@ -16,7 +16,7 @@ from time import monotonic, sleep
 import grpc
 from kvproto import metapb_pb2, pdpb_pb2, pdpb_pb2_grpc
 
-from server.rpc.engine import Engine, chosen
+from server.rpc.config import Engine, chosen
 from tests.integration.coordinator.processes import etcd_members
 from tests.integration.store.daemons import start
 

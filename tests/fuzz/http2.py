@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from server.rpc.engine import Engine
+from server.rpc.config import Engine
 from server.rpc.http2 import frames
 from server.rpc.http2.frames import frame
 from tests.attacks import der

@@ -31,13 +31,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture.directory import control_socket, flight_socket, make_sockets_directory
-from server.child import Child
 from server.config import ConfigError
 from server.log import LogConfig, log_config
+from server.process import Child
 from server.puller.stream_timeout import SILENT_S
 from server.rpc.client import connect, with_token
+from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.credentials import SecurityConfig, channel_credentials
-from server.rpc.limits import MAX_MESSAGE_BYTES
 from storage.tasks import beside
 
 _OPTIONS: Final = [

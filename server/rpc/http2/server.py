@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import structlog
 
+from server.rpc.config import METADATA_BYTES, PING_STRIKES, PINGS_PER_S, Limits
 from server.rpc.credentials import AllowedNames, ListenerTls
 from server.rpc.errors import StatusError, unknown
 from server.rpc.front import OverloadedError
@@ -32,7 +33,6 @@ from server.rpc.http2.link import Link
 from server.rpc.http2.messages import MessageReader
 from server.rpc.http2.peer import Bounds
 from server.rpc.http2.stream import ConnectionState, Stream
-from server.rpc.limits import METADATA_BYTES, PING_STRIKES, PINGS_PER_S, Limits
 from server.rpc.listener import (
     CONNECTIONS,
     ERRORS,

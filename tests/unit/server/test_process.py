@@ -1,4 +1,6 @@
-"""No process that we start outlives us, whatever killed us."""
+"""No process that we start outlives us, whatever killed us; a restarted daemon listens where it
+listened before.
+"""
 
 import ast
 import asyncio
@@ -8,6 +10,7 @@ import sys
 from pathlib import Path
 
 import server
+from server.process import pinned
 
 CHILD = (
     "import time; from server.process import exit_with_parent; exit_with_parent(); time.sleep(600)"
@@ -59,3 +62,33 @@ def test_every_process_that_is_started_holds_a_pipe_of_its_parent():
                 )
     assert len(found) >= 4
     assert {place for place, given in found.items() if given.get("stdin") != "PIPE"} == set()
+
+
+def test_port_zero_is_replaced_by_the_bound_port():
+    arguments = [
+        "--addr",
+        "127.0.0.1:0",
+        "--flight-addr",
+        "127.0.0.1:0",
+        "--http-addr",
+        "127.0.0.1:0",
+        "--data-dir",
+        "d",
+    ]
+    endpoints = {"capture": "127.0.0.1:11", "flight": "127.0.0.1:12", "http": "127.0.0.1:13"}
+    assert pinned(arguments, "capture", endpoints) == [
+        *(
+            "--addr",
+            "127.0.0.1:11",
+            "--flight-addr",
+            "127.0.0.1:12",
+            "--http-addr",
+            "127.0.0.1:13",
+            "--data-dir",
+            "d",
+        )
+    ]
+
+
+def test_flags_without_an_endpoint_stay():
+    assert pinned(["--coordinator", "a:1"], "store", {"store": "b:2"}) == ["--coordinator", "a:1"]

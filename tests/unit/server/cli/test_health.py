@@ -11,7 +11,7 @@ from server import http
 from server.cli import main
 from server.cli.config import sections
 from server.cli.health import ROLES
-from server.http_ports import HTTP_ADDRS
+from server.config import HTTP_ADDRS
 from tests.ports import free_port
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.rpc.engine import Engine, RpcConfig, choose
+from server.rpc.config import Engine, RpcConfig, choose
 
 
 @pytest.fixture(params=[Engine.GRPCIO, Engine.NATIVE], ids=lambda engine: engine.value)

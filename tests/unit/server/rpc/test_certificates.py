@@ -26,6 +26,7 @@ from server.http import listen
 from server.routes import Answer, Request, Routes, json_answer
 from server.rpc import reloaded
 from server.rpc.client import connect
+from server.rpc.config import Engine
 from server.rpc.credentials import (
     AllowedNames,
     CredentialsError,
@@ -33,7 +34,6 @@ from server.rpc.credentials import (
     SecurityConfig,
     common_names,
 )
-from server.rpc.engine import Engine
 from server.rpc.server import RpcServer
 from tests.unit.server.certificates import Certificates
 

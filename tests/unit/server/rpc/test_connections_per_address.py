@@ -18,16 +18,16 @@ from kvproto import tikvpb_pb2 as tikvpb
 from kvproto.tikvpb_pb2_grpc import TikvStub
 
 from server.rpc.client import connect
-from server.rpc.connection_guard import ConnectionGuard, allowed_each
-from server.rpc.engine import (
+from server.rpc.config import (
     ConnectionShareError,
     Engine,
+    Limits,
     RpcConfig,
     choose,
     connections_per_address,
 )
+from server.rpc.connection_guard import ConnectionGuard, allowed_each
 from server.rpc.http2 import frames
-from server.rpc.limits import Limits
 from server.rpc.listener import client_address
 from server.rpc.server import RpcServer
 from tests.unit.server.rpc.http2.wire import Client, data, message

@@ -18,14 +18,13 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2 as tikvpb
 
 from server.rpc.client import connect
+from server.rpc.config import Engine, EngineError, Limits, RpcConfig, choose, chosen
 from server.rpc.credentials import CredentialsError, SecurityConfig
-from server.rpc.engine import Engine, EngineError, RpcConfig, choose, chosen
 from server.rpc.front import Answer
 from server.rpc.http2 import frames
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.link import Link
 from server.rpc.http2.stream import Stream
-from server.rpc.limits import Limits
 from server.rpc.listener import EVICTED, open_listeners
 from server.rpc.server import PortInUseError, RpcServer
 from tests.unit.server.certificates import Certificates

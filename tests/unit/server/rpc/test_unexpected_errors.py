@@ -15,7 +15,7 @@ from kvproto import tikvpb_pb2 as tikvpb
 from structlog.testing import capture_logs
 
 from server.rpc.client import connect
-from server.rpc.engine import Engine
+from server.rpc.config import Engine
 from server.rpc.http2 import link as link_module
 from server.rpc.http2.batched import BatchedCall, BatchedStream
 from server.rpc.http2.connection import Connection

@@ -17,7 +17,7 @@ from kvproto import tikvpb_pb2 as tikvpb
 from kvproto.tikvpb_pb2_grpc import TikvStub
 
 from server.rpc.client import connect
-from server.rpc.limits import Limits
+from server.rpc.config import Limits
 from server.rpc.server import RpcServer
 from tests.unit.server.rpc.http2.wire import Client
 
@@ -126,7 +126,7 @@ async def test_whoever_floods_with_pings_is_cut_off() -> None:
 
 
 def test_the_bounds_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.rpc.limits._open_files", lambda: 1024)
+    monkeypatch.setattr("server.rpc.config._open_files", lambda: 1024)
     assert dict(Limits().options())["grpc.max_allowed_incoming_connections"] == 512
 
 
