@@ -10,7 +10,7 @@ from typing import Any
 from etcdpb import kv_pb2, rpc_pb2
 from kvproto import meta_storagepb_pb2 as pb
 
-from server.coordinator.etcd.own_keys import check_request
+from server.coordinator.keys import check_request
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.errors import EtcdError
 from storage.meta.remote import RemoteEtcd

@@ -16,7 +16,7 @@ import grpc.aio
 from etcdpb import election_pb2, lock_pb2, rpc_pb2, rpc_pb2_grpc
 from google.protobuf.message import DecodeError
 
-from server.coordinator.etcd.own_keys import check_bytes, check_keys
+from server.coordinator.keys import check_bytes, check_keys
 from server.coordinator.leadership.members import Members
 from storage.meta.errors import EtcdError, InvalidTokenError
 from storage.meta.remote import RemoteEtcd

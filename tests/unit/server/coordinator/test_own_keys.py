@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from etcdpb import election_pb2, lock_pb2, rpc_pb2
 
-from server.coordinator.etcd.own_keys import REQUESTS, OwnKeysError, check_bytes, check_request
+from server.coordinator.keys import WRITES, OwnKeysError, check_bytes, check_request
 
 TIMESTAMP = b"/pd/7/timestamp"
 COPY = b"/tidemark/pd/7/timestamp"
@@ -99,7 +99,7 @@ def test_what_clients_of_pd_write_is_taken(request_: Any) -> None:
 
 def test_bytes_are_looked_into_and_garbage_is_left_to_etcd() -> None:
     for request in REFUSED.values():
-        (method,) = [method for method, kind in REQUESTS.items() if isinstance(request, kind)]
+        (method,) = [method for method, kind in WRITES.items() if isinstance(request, kind)]
         with pytest.raises(OwnKeysError):
             check_bytes(method, request.SerializeToString())
     check_bytes("/etcdserverpb.KV/Put", b"\xff\xff\xff")
