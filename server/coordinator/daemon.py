@@ -30,8 +30,7 @@ from server.coordinator.leadership.durable_limit import StateLostError
 from server.coordinator.leadership.leadership import Leadership
 from server.coordinator.leadership.members import Members, MemberService, Membership, member_at
 from server.coordinator.pd_http.api import PdHttp
-from server.coordinator.term import CurrentTerm, Election, LeaderTerm
-from server.coordinator.term_router import MemberForwarder, TermRouter
+from server.coordinator.term import CurrentTerm, Election, LeaderTerm, MemberForwarder, TermRouter
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect, diagnose
 from server.rpc.config import Engine, Limits

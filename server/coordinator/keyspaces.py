@@ -14,7 +14,7 @@ from gcsafepoint.state.records import GcKeys
 from gcsafepoint.state.states import DEFAULT, Keyspace
 from server.coordinator.errors import RefusedError
 from server.coordinator.header import Headers
-from server.coordinator.leadership.fenced_metadata import FencedMetadata
+from server.coordinator.leadership.leadership import FencedMetadata
 
 _GC_OF_ITS_OWN = ("gc_management_type", "keyspace_level")
 

@@ -1,5 +1,5 @@
-"""One term of leadership: how a coordinator is elected, what the leader has in memory,
-and where calls find it.
+"""One term of leadership: how a coordinator is elected, what the leader has in memory, and how a
+call finds it.
 
 `Election` follows until the leader key is free, takes it under a lease, serves a term, and begins
 again. The lease is granted only when the key is free, as in PD: who follows keeps nothing alive.
@@ -9,16 +9,25 @@ serve calls find the present one.
 
 Nothing is shared with another term: a task of an earlier one that still runs finds its own state
 and its own fence, which writes nothing.
+
+`TermRouter` is the shell of PD's RPCs, on any coordinator. Only the leader answers. A follower
+refuses with PD's words by default; see docs/design/0009-coordinator-ha.md for why it does not
+forward by itself. A client may name a member in the metadata `pd-forwarded-host`: the call is then
+passed on to that member byte for byte (`MemberForwarder`). This is PD's way around a network that
+is broken between a client and the leader only. Nobody but members of this cluster is reached
+through us, and the name is not passed on: a call takes one step.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
+import grpc.aio
 import structlog
 from kvproto import keyspacepb_pb2, pdpb_pb2
 from prometheus_client import Counter, Gauge
@@ -34,23 +43,31 @@ from server.coordinator.header import Headers
 from server.coordinator.keys import CLUSTER_ID, ClusterKeys
 from server.coordinator.keyspaces import KeyspaceService, keyspace_of
 from server.coordinator.leadership.durable_limit import StateLostError
-from server.coordinator.leadership.fenced_metadata import FencedMetadata, StateGuard
-from server.coordinator.leadership.leadership import Leadership, batch_while_leading, while_leading
+from server.coordinator.leadership.leadership import (
+    FencedMetadata,
+    Leadership,
+    StateGuard,
+    batch_while_leading,
+    while_leading,
+)
 from server.coordinator.leadership.members import Members
 from server.coordinator.pd_http.rules import RuleStore
 from server.coordinator.tso import ClusterTsService, TimestampOracle, TsoService
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from server.rpc.errors import status_of
 from server.rpc.front import Route, method_handlers
 from storage.meta.errors import LeaseNotFoundError, MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Get, Lease, Meta, Put
 from storage.tasks import apart, beside
 
+FORWARDED_HOST = "pd-forwarded-host"
 _LEADER = Gauge("tidemark_coordinator_leader", "1 while this coordinator leads")
 _TERMS_TOTAL = Counter("tidemark_coordinator_terms_total", "Terms of leadership begun")
-
 _FLUSH_SECONDS = 1.0
 _RETRY_S = 0.2
+_LEADER_SERVICES = ("/pdpb.PD/", "/keyspacepb.Keyspace/")
+_OWN = (":", "grpc-", "user-agent", "content-type", "te", FORWARDED_HOST)
 
 _log = structlog.get_logger(__name__)
 
@@ -302,3 +319,91 @@ async def _end_with(lease: Lease, leadership: Leadership) -> None:
         except TimeoutError:
             continue
     leadership.end()
+
+
+class MemberForwarder:
+    """Channels to the other members; `stack` closes them."""
+
+    def __init__(self, members: Members, security: SecurityConfig, stack: AsyncExitStack) -> None:
+        self._members = members
+        self._security = security
+        self._stack = stack
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def handler(self, details: grpc.HandlerCallDetails) -> Any:
+        """A handler that forwards this call; None if it is meant for us."""
+        host = next(
+            (
+                str(value)
+                for key, value in details.invocation_metadata or ()
+                if key == FORWARDED_HOST
+            ),
+            "",
+        )
+        if not host or _host(host) == _host(self._members.url):
+            return None
+        return grpc.stream_stream_rpc_method_handler(self._forward(details.method, _host(host)))
+
+    def _forward(self, method: str, host: str) -> Callable[[AsyncIterator[bytes], Any], Any]:
+        async def forward(requests: AsyncIterator[bytes], context: Any) -> None:
+            # Only members of the cluster are reached: otherwise this port would call any address
+            # that a client names.
+            if all(
+                _host(url) != host for member in self._members.listed for url in member.client_urls
+            ):
+                await context.abort(
+                    grpc.StatusCode.UNAVAILABLE, f"{host} is no coordinator of this cluster"
+                )
+            metadata = [
+                (key, value)
+                for key, value in context.invocation_metadata()
+                if not key.startswith(_OWN)
+            ]
+            call = self._channel(host).stream_stream(method, None, None)(
+                requests, timeout=context.time_remaining(), metadata=metadata
+            )
+            try:
+                async for answer in call:
+                    await context.write(answer)
+            except grpc.aio.AioRpcError as err:
+                await context.abort(
+                    err.code(), err.details() or "", tuple(err.trailing_metadata() or ())
+                )
+            finally:
+                call.cancel()
+
+        return forward
+
+    def _channel(self, host: str) -> grpc.aio.Channel:
+        if host not in self._channels:
+            self._channels[host] = connect(host, self._security)
+            self._stack.push_async_exit(self._channels[host])
+        return self._channels[host]
+
+
+class TermRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+    """The gRPC handler of the methods that only the leader answers."""
+
+    def __init__(self, current: CurrentTerm, members: Members, forwarder: MemberForwarder) -> None:
+        self._current = current
+        self._members = members
+        self._forwarder = forwarder
+        self._refusing = grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a method; None if even the leader does not have it."""
+        method = handler_call_details.method
+        if not method.startswith(_LEADER_SERVICES):
+            return None
+        if forwarding := self._forwarder.handler(handler_call_details):
+            return forwarding
+        term = self._current.term
+        # Looked up at each call, since the next term has handlers of its own.
+        return term.handlers.get(method) if term else self._refusing
+
+    async def _refuse(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(*status_of(self._members.not_leader()))
+
+
+def _host(url: str) -> str:
+    return url.rpartition("//")[2]

@@ -34,7 +34,7 @@ from server.coordinator.errors import NotLeaderError, RefusedError, RequestError
 from server.coordinator.header import Headers, by_name
 from server.coordinator.keys import ClusterKeys
 from server.coordinator.leadership.durable_limit import DurableLimit
-from server.coordinator.leadership.fenced_metadata import FencedMetadata
+from server.coordinator.leadership.leadership import FencedMetadata
 from server.rpc.errors import StatusError
 from server.rpc.front import Answer, BatchHandler
 from storage.meta.errors import MetaUnavailableError

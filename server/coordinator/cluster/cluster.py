@@ -25,7 +25,7 @@ from server.coordinator.errors import ClusterIdMismatchError, RefusedError
 from server.coordinator.header import Headers
 from server.coordinator.keys import CLUSTER_ID, ClusterKeys
 from server.coordinator.leadership.durable_limit import DurableLimit
-from server.coordinator.leadership.fenced_metadata import FencedMetadata
+from server.coordinator.leadership.leadership import FencedMetadata
 from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Get, Meta, Op, Put
 from storage.model.errors import CorruptError

@@ -13,7 +13,7 @@ from kvproto import pdpb_pb2
 
 from server.coordinator.errors import RefusedError
 from server.coordinator.header import Headers, by_name
-from server.coordinator.leadership.fenced_metadata import FencedMetadata
+from server.coordinator.leadership.leadership import FencedMetadata
 from server.rpc.errors import StatusError
 from storage.codec import prefix_end
 from storage.meta.errors import CompactedError

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import structlog
 
 from server.coordinator.keys import COPY_PREFIX
-from server.coordinator.leadership.fenced_metadata import FencedMetadata
+from server.coordinator.leadership.leadership import FencedMetadata
 from storage.meta.meta import Compare, Get, KeyValue, Op, Put
 from storage.model.errors import CorruptError
 

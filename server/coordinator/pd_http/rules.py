@@ -15,7 +15,7 @@ from typing import Any
 
 from server.coordinator.keys import ClusterKeys
 from server.coordinator.leadership.durable_limit import StateLostError
-from server.coordinator.leadership.fenced_metadata import MAX_OPS, FencedMetadata
+from server.coordinator.leadership.leadership import MAX_OPS, FencedMetadata
 from server.routes import Request
 from storage.meta.meta import Delete, KeyValue, Op, Put
 from storage.model.errors import InvalidError

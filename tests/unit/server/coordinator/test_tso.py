@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.coordinator.errors import RequestError
-from server.coordinator.leadership.fenced_metadata import FencedMetadata
-from server.coordinator.leadership.leadership import Leadership
+from server.coordinator.leadership.leadership import FencedMetadata, Leadership
 from server.coordinator.tso import WINDOW_MS, Needed, Oracle, TimestampOracle
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
