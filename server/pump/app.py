@@ -17,9 +17,8 @@ from server.config import HTTP_ADDRS, setting
 from server.daemon import Endpoints
 from server.pump import metrics
 from server.pump.http_api import HttpApi
-from server.pump.registry import ONLINE, Node, Registry, node_id
+from server.pump.registry import ONLINE, Node, Registry, Steering, node_id
 from server.pump.service import Admission, BinlogPump, PumpService, WriteBinlogCalls
-from server.pump.steering import Steering
 from server.pump.unmatched import UnmatchedPrewrites
 from server.pump.upkeep import (
     DiskWatch,

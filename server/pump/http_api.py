@@ -12,8 +12,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 from tipb import binlog_pb2
 
-from server.pump.registry import PUMPS
-from server.pump.steering import Steering
+from server.pump.registry import PUMPS, Steering
 from server.pump.upkeep import GarbageCollector
 from server.routes import Answer, Handler, Request, Route, answered, json_answer
 from storage.meta.meta import Meta

@@ -1,16 +1,28 @@
-"""The registry where TiDB, Drainer and pumps find each other: this pump's entry, and the readers'.
+"""A pump among others: its entry in the registry where TiDB, Drainer and pumps find each other, how
+it leaves, and what readers have.
 
 `/tidb-binlog/v1/pumps/<nodeId>` holds JSON as the original Pump writes it, without a lease, renewed
 every few seconds; TiDB writes to the pumps whose state is `online`. `Node` is this pump as others
 see it, `Registry` keeps its entry.
 
+`Steering` is a pump's way off the cluster: paused, to come back, or closed, once every reader has
+everything.
+
+    online -> pausing -> paused          online -> closing -> offline
+
+While it is closing, prewrites are refused; commits and rollbacks come in until all prewrites are
+matched, then a last heartbeat is stored, and the readers are waited for. If they do not get there
+in time the pump ends as paused: it can be started and closed again, and nothing was lost.
+
 `/tidb-binlog/v1/drainers/<nodeId>` names who reads from pumps and registered for it, TiDB's Drainer
 or a changefeed. The entry's maxCommitTS is what it has brought downstream, durably; a drainer that
-is offline does not come back. Source: tidb-binlog pkg/node.
+is offline does not come back. Source: tidb-binlog pkg/node, pump/server.go.
 """
 
 import asyncio
 import json
+import os
+import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +31,24 @@ import structlog
 
 from server.rpc.pd import PdClient
 from storage.meta.meta import Meta
-from storage.model.errors import TidemarkError, UnavailableError
+from storage.model.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    TidemarkError,
+    UnavailableError,
+)
 from storage.model.ts import MAX_TS
+from storage.pump.binlog import fake, parse
 from storage.pump.storage import PumpStorage
 
 PUMPS = b"/tidb-binlog/v1/pumps/"
+DRAINERS = b"/tidb-binlog/v1/drainers/"
 _WRITE_SECONDS = 3.0
 ONLINE, PAUSING, PAUSED, CLOSING, OFFLINE = "online", "pausing", "paused", "closing", "offline"
 _NODE_ID_FILE = "node-id"
-DRAINERS = b"/tidb-binlog/v1/drainers/"
+_POLL_SECONDS = 0.5
+_STATES = {"pause": PAUSING, "close": CLOSING}
 
 _log = structlog.get_logger(__name__)
 
@@ -36,6 +57,24 @@ class RegistryUnavailableError(UnavailableError):
     """The registry entry cannot be written now."""
 
     code = "ErrPumpRegistry"
+
+
+class NodeUnknownError(NotFoundError):
+    """Another pump is meant."""
+
+    code = "ErrPumpUnknown"
+
+
+class ActionUnknownError(InvalidError):
+    """There is no such action."""
+
+    code = "ErrPumpAction"
+
+
+class StateConflictError(ConflictError):
+    """The pump is leaving already."""
+
+    code = "ErrPumpState"
 
 
 @dataclass(slots=True)
@@ -112,6 +151,109 @@ class Registry:
                 await self.announce(self.node.state)
             except TidemarkError as err:
                 _log.warning("registry entry not renewed", error=str(err))
+
+
+class Steering:
+    """Takes `pause` and `close`, and ends the daemon."""
+
+    def __init__(
+        self,
+        node: Node,
+        registry: Registry,
+        storage: PumpStorage,
+        pd: PdClient,
+        meta: Meta,
+        close_seconds: float,
+    ) -> None:
+        self._node = node
+        self._registry = registry
+        self._storage = storage
+        self._pd = pd
+        self._meta = meta
+        self._close_seconds = close_seconds
+        self._leaving = asyncio.Event()
+
+    async def apply(self, node_id: str, action: str) -> str:
+        """Begin to leave; returns the state of now.
+
+        Raises:
+            NodeUnknownError, ActionUnknownError, StateConflictError: not this node, not an action,
+                not online.
+            TidemarkError: the registry does not take the new state.
+        """
+        if node_id != self._node.node_id:
+            raise NodeUnknownError(f"nodeID {node_id} not exists; this is {self._node.node_id}")
+        if action not in _STATES:
+            raise ActionUnknownError(f"invalid action {action}; there are {', '.join(_STATES)}")
+        if self._node.state != ONLINE:
+            raise StateConflictError(
+                f"this pump's state is {self._node.state}, apply {action} failed!"
+            )
+        try:
+            # In the registry before anything is done: TiDB must stop writing prewrites here first.
+            await self._registry.announce(_STATES[action])
+        except TidemarkError:
+            self._node.state = ONLINE
+            raise
+        self._leaving.set()
+        return self._node.state
+
+    async def run(self) -> None:
+        """Leave when asked to; then the daemon is told to end."""
+        await self._leaving.wait()
+        _log.info("pump is leaving", state=self._node.state)
+        self._node.leaves_as = (
+            OFFLINE if self._node.state == CLOSING and await self._is_drained() else PAUSED
+        )
+        # The same way out as an operator's: drain, leave the registry, exit 0.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def _is_drained(self) -> bool:
+        try:
+            async with asyncio.timeout(self._close_seconds):
+                await self._drain()
+        except TimeoutError:
+            _log.error(
+                "readers have not had everything: the pump is paused, not offline; start it and "
+                "close it again",
+                seconds=self._close_seconds,
+                waiting_prewrites=self._storage.statistics().waiting_prewrites,
+            )
+            return False
+        return True
+
+    async def _drain(self) -> None:
+        last_ts = 0
+        while not (last_ts and await self._have_all(last_ts)):
+            # Only when every prewrite has its outcome: a heartbeat above an open one would let
+            # readers pass its commit.
+            if not last_ts and self._storage.all_matched:
+                last_ts = await self._last_heartbeat()
+            await asyncio.sleep(_POLL_SECONDS)
+        # Heartbeats may follow; Drainer compares its position with this number, and would wait for
+        # ever for a moving one.
+        self._node.drained_ts = last_ts
+
+    async def _last_heartbeat(self) -> int:
+        try:
+            ts = await self._pd.tso()
+            await self._storage.write([parse(fake(ts))])
+        except TidemarkError as err:
+            _log.warning("last heartbeat not written", error=str(err))
+            return 0
+        return ts
+
+    async def _have_all(self, ts: int) -> bool:
+        if self._storage.max_commit_ts < ts or self._storage.readers.behind(ts):
+            return False
+        try:
+            behind = await drainers_behind(self._meta, ts)
+        except TidemarkError as err:
+            _log.warning("drainers not known", error=str(err))
+            return False
+        if behind:
+            _log.info("waiting for drainers", drainers=behind[:8], ts=ts)
+        return not behind
 
 
 def node_id(data_dir: Path, given: str, address: str) -> str:

@@ -20,8 +20,7 @@ from tidemarkpb.v1 import pump_pb2 as pb
 from tipb import pump_pb2
 
 from server.pump import metrics
-from server.pump.registry import ONLINE, Node
-from server.pump.steering import Steering
+from server.pump.registry import ONLINE, Node, Steering
 from server.pump.upkeep import DiskWatch
 from server.rpc.errors import StatusError
 from server.rpc.front import Waiter, overload
