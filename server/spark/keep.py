@@ -29,10 +29,9 @@ from server.config import HTTP_ADDRS, ConfigError, load, setting
 from server.daemon import Endpoints
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
-from server.spark.application import Application
 from server.spark.auditor import Auditor, audit_settings
 from server.spark.config import JobSettings, SparkConfig, application_command, job_command
-from server.spark.job import LakeJob, captures_reporter
+from server.spark.job import Application, LakeJob, captures_reporter
 from storage.model.errors import TidemarkError
 
 APPLICATION_DIRECTORY = "_application"

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from server.spark.application import Application
-from server.spark.job import LakeJob, LakeJobError
+from server.spark.job import Application, LakeJob, LakeJobError
 
 SCRIPT = """
 import json, os, sys
