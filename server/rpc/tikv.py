@@ -254,10 +254,11 @@ class KvClient:
                 context=passing.context(), keys=part, version=version
             ),
         )
+        pairs = [pair for _, answer in answers for pair in answer.pairs]
+        # First: stores that tell the error of each pair may tell the first of them once more.
+        raise_for(pair.error for pair in pairs if pair.HasField("error"))
         for _, answer in answers:
             check(answer)
-        pairs = [pair for _, answer in answers for pair in answer.pairs]
-        raise_for(pair.error for pair in pairs if pair.HasField("error"))
         return {pair.key: pair.value for pair in pairs}
 
     async def scan(

@@ -22,6 +22,7 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.key_error import CommitTsExpiredError, LockedError, WriteConflictError
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
+from server.rpc.region_router import StoreRefusedError
 from server.rpc.tikv import KvClient, Pairs, Passing
 from server.rpc.write_buffer import WriteBuffer
 from storage.backoff import Backoffer, GaveUpError
@@ -369,7 +370,8 @@ class Transaction:
             except CommitTsExpiredError:
                 # A reader has pushed the lock's min_commit_ts above it: commit at a later one.
                 continue
-            except GaveUpError as err:
+            # A refusal may come after the commit, too, as of a store that fails to answer it.
+            except (GaveUpError, StoreRefusedError) as err:
                 raise UndeterminedError(
                     f"the commit of {self.start_ts} may or may not have happened: {err}"
                 ) from err

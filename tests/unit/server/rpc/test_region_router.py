@@ -276,3 +276,17 @@ async def test_cancelling_a_caller_ends_its_retries() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await kv.get(b"k", 7)
+
+
+async def test_a_read_of_many_keys_tells_all_locks_though_the_answer_tells_the_first_once_more() -> (
+    None
+):
+    locked = [kvrpcpb.KeyError(locked=kvrpcpb.LockInfo(key=key)) for key in (b"a", b"b")]
+    answer = kvrpcpb.BatchGetResponse(
+        error=locked[0], pairs=[kvrpcpb.KvPair(error=error) for error in locked]
+    )
+    async with cluster(WHOLE) as (kv, store, _):
+        store.script = once(lambda: answer)
+        with pytest.raises(LockedError) as caught:
+            await kv.batch_get([b"a", b"b"], 7)
+    assert [lock.key for lock in caught.value.locks] == [b"a", b"b"]
