@@ -8,7 +8,7 @@ from typing import Any
 
 from server.cli.arguments import Parser
 from server.cli.daemon import SECTIONS
-from server.config import load, read_document
+from server.config import ConfigError, load, read_document
 from server.exit_status import EXIT_OK
 
 
@@ -71,8 +71,14 @@ def sections() -> dict[str, type[Any]]:
 
 def _checked(path: str) -> str:
     document = read_document(path, SECTIONS)
+    faults = []
     for name, section in sections().items():
-        load(section, name, document=document, environ={}, flags={})
+        try:
+            load(section, name, document=document, environ={}, flags={})
+        except ConfigError as err:
+            faults.append(f"in [{name}]: {err.message}")
+    if faults:
+        raise ConfigError("; ".join(faults))
     return f"{os.fspath(path)} can be used; it has the sections {', '.join(document) or '(none)'}"
 
 

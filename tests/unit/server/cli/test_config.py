@@ -28,6 +28,15 @@ def test_all_faults_of_a_section_are_told(tmp_path, capsys):
     assert "audit-rows-per-s must be at least 1" in said
 
 
+def test_faults_of_all_sections_are_told_and_where_they_are(tmp_path, capsys):
+    path = tmp_path / "tidemark.toml"
+    path.write_text('[store]\ngc-poll-interval = -1\n[pump]\nheartbeat-seconds = "soon"\n')
+    assert main.main(["config", "check", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "in [store]: gc-poll-interval must be at least 0.001, not -1.0; " in said
+    assert "in [pump]: heartbeat-seconds must be a number, not 'soon'" in said
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_reference_has_every_section(section, capsys):
     assert main.main(["config", "reference", section]) == 0
