@@ -23,22 +23,17 @@ from server.rpc.credentials import SecurityConfig, channel_credentials, client_t
 from sink.flight.tokens import read_token
 from storage.meta.client import EtcdMeta, open_meta
 
-# without it a silent peer is only noticed after a minute
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
-    (
-        "grpc.http2.ping_timeout_ms",
-        3_000,
-    ),
+    # Without it a silent peer is only noticed after a minute.
+    ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    (
-        "grpc.min_reconnect_backoff_ms",
-        2_000,
-    ),  # how long a connection may take; a busy loop answers late
+    # How long a connection may take; a busy loop answers late.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 _AUTHORIZATION: Final = "authorization"

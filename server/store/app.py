@@ -96,7 +96,6 @@ def _database(config: StoreConfig) -> Iterator[Database]:
 async def _serving(
     config: StoreConfig, security: SecurityConfig, kv: Database, pd: PdClient, identity: Identity
 ) -> AsyncIterator[str]:
-    # reads of the process before this one had smaller timestamps
     # Reads of the process before this one had smaller timestamps; a fence below them would let a
     # computed commit_ts slip under a read that saw nothing.
     fence = ReadFence(await pd.tso())

@@ -311,7 +311,6 @@ class Stream(ABC):
         self.window += increment
         if self.window > MAX_WINDOW:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
-        # windows may grow by a byte at a time: they are looked at once a turn
         # Windows may grow by a byte at a time, so streams that wait for one are served once a turn.
         if self._unsent and self.window > 0:
             self.connection.waiting[self.number] = self

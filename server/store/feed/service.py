@@ -259,7 +259,6 @@ class Connection:
         if subscription.ended:
             return snapshot
         backend.hub.attach(subscription, self._outbox)
-        # it changed since it was checked
         # It may have changed while this waited for its slot.
         if backend.gate.regions.get(subscription.region.region_id) != subscription.region:
             backend.hub.refuse_stale(subscription, self._outbox)
