@@ -39,6 +39,7 @@ _SESSION_S = 60
 _Requests = AsyncIterator[rpc_pb2.WatchRequest]
 _Inbox = asyncio.Queue[rpc_pb2.WatchRequest | None]
 VERSION = "3.4.0"
+_ALARMS = frozenset({int(rpc_pb2.NOSPACE), int(rpc_pb2.CORRUPT)})
 
 _REVISION = Gauge("tidemark_coordinator_metadata_revision", "The last durable revision")
 _COMPACT_REVISION = Gauge(
@@ -286,6 +287,8 @@ class MaintenanceService:
         """List alarms, or raise or take back one; the answer has what changed, as in etcd."""
         alarms = {int(request.alarm)} - {int(rpc_pb2.NONE)}
         if request.action == rpc_pb2.AlarmRequest.ACTIVATE:
+            # Kept as one byte each, and shown by name: a number that is no alarm raises none.
+            alarms &= _ALARMS
             await self._etcd.set_alarms(self._etcd.alarms | alarms)
         elif request.action == rpc_pb2.AlarmRequest.DEACTIVATE:
             alarms &= self._etcd.alarms
@@ -321,6 +324,11 @@ class MaintenanceService:
     def _alarm_members(self, alarms: set[int]) -> list[rpc_pb2.AlarmMember]:
         numbers: list[Any] = sorted(alarms)
         return [rpc_pb2.AlarmMember(memberID=self._member_id, alarm=number) for number in numbers]
+
+
+def _name(alarm: int) -> str:
+    kinds: Any = rpc_pb2.AlarmType
+    return str(kinds.Name(alarm)) if alarm in _ALARMS else str(alarm)
 
 
 class ElectionService:
@@ -452,10 +460,6 @@ class ElectionService:
 
     def _header(self) -> rpc_pb2.ResponseHeader:
         return rpc_pb2.ResponseHeader(revision=self._etcd.revision)
-
-
-def _name(alarm: Any) -> str:
-    return rpc_pb2.AlarmType.Name(alarm)
 
 
 class Unsupported(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
