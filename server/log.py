@@ -25,6 +25,19 @@ class LogConfig:
     log_level: str = setting("info", "debug, info, warning or error")
     log_format: str = setting("json", "json or text")
 
+    def checked(self) -> "LogConfig":
+        """This configuration.
+
+        Raises:
+            ConfigError: an unknown level or format.
+        """
+        if self.log_level not in _LEVELS or self.log_format not in ("json", "text"):
+            raise ConfigError(
+                f"--log-level is one of {', '.join(_LEVELS)}, --log-format json or text; "
+                f"got {self.log_level!r} and {self.log_format!r}"
+            )
+        return self
+
 
 _in_force = LogConfig()
 
@@ -65,13 +78,8 @@ def configure(config: LogConfig, daemon: str) -> None:
     Raises:
         ConfigError: an unknown level or format.
     """
-    if config.log_level not in _LEVELS or config.log_format not in ("json", "text"):
-        raise ConfigError(
-            f"--log-level is one of {', '.join(_LEVELS)}, --log-format json or text; "
-            f"got {config.log_level!r} and {config.log_format!r}"
-        )
     global _in_force  # noqa: PLW0603 - structlog's own settings are the process's, too
-    _in_force = config
+    _in_force = config.checked()
     renderer: structlog.typing.Processor
     renderer = (
         structlog.processors.JSONRenderer()

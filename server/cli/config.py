@@ -10,6 +10,7 @@ from server.cli.arguments import Parser
 from server.cli.daemon import SECTIONS
 from server.config import ConfigError, load, read_document
 from server.exit_status import EXIT_OK
+from storage.model.errors import InvalidError
 
 
 def run(argv: Sequence[str]) -> int:
@@ -74,8 +75,11 @@ def _checked(path: str) -> str:
     faults = []
     for name, section in sections().items():
         try:
-            load(section, name, document=document, environ={}, flags={})
-        except ConfigError as err:
+            settings = load(section, name, document=document, environ={}, flags={})
+            # What daemons refuse of values of the right kind, when they start.
+            if hasattr(settings, "checked"):
+                settings.checked()
+        except InvalidError as err:
             faults.append(f"in [{name}]: {err.message}")
     if faults:
         raise ConfigError("; ".join(faults))

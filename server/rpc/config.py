@@ -77,6 +77,17 @@ class RpcConfig:
         "half of the port's",
     )
 
+    def checked(self) -> "RpcConfig":
+        """This configuration.
+
+        Raises:
+            EngineError: there is no such engine.
+            ConnectionShareError: the number is out of range.
+        """
+        _checked(self.rpc_engine)
+        _checked_share(str(self.max_connections_per_address))
+        return self
+
 
 def choose(config: RpcConfig) -> None:
     """Let all listeners of this process, and of processes it starts, use these settings.
@@ -85,8 +96,9 @@ def choose(config: RpcConfig) -> None:
         EngineError: there is no such engine.
         ConnectionShareError: the number is out of range.
     """
-    os.environ[_VARIABLE] = _checked(config.rpc_engine).value
-    os.environ[_SHARE_VARIABLE] = str(_checked_share(str(config.max_connections_per_address)))
+    config.checked()
+    os.environ[_VARIABLE] = config.rpc_engine
+    os.environ[_SHARE_VARIABLE] = str(config.max_connections_per_address)
 
 
 def chosen(suited: Engine) -> Engine:

@@ -37,6 +37,28 @@ def test_faults_of_all_sections_are_told_and_where_they_are(tmp_path, capsys):
     assert "in [pump]: heartbeat-seconds must be a number, not 'soon'" in said
 
 
+@pytest.mark.parametrize(
+    ("section", "setting", "advice"),
+    [
+        ("log", 'log-level = "loud"', "--log-level is one of"),
+        ("log", 'log-format = "xml"', "--log-format json or text"),
+        ("rpc", 'rpc-engine = "twisted"', "--rpc-engine is one of"),
+        ("rpc", "max-connections-per-address = 8193", "is from 0 to 8192"),
+        ("gc-worker", "lease-seconds = 1", "--lease-seconds (1) must be at least 2"),
+        ("store", "destroy-range-share = 2", "at most 1"),
+    ],
+)
+def test_values_that_daemons_refuse_when_they_start_are_refused_here(
+    section, setting, advice, tmp_path, capsys
+):
+    path = tmp_path / "tidemark.toml"
+    path.write_text(f"[{section}]\n{setting}\n")
+    assert main.main(["config", "check", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert f"in [{section}]: " in said
+    assert advice in said
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_reference_has_every_section(section, capsys):
     assert main.main(["config", "reference", section]) == 0
