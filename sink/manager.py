@@ -31,7 +31,7 @@ from sink.table_sink import Incarnation, TableSink
 from sink.tables import TableSinks
 from sink.versions import Version
 from sorter import Extent, Sorter
-from sorter.errors import TableDamagedError, TableNotFoundError
+from sorter.errors import NotResolvedError, TableDamagedError, TableNotFoundError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
 
@@ -85,13 +85,21 @@ class SinkManager:
             metrics.QUOTA_BYTES.dec(self._quota.total_bytes)
 
     def add_table(
-        self, span: Span, start_ts: int, mount: Mount | Mounting, *, born: bool = False
+        self,
+        span: Span,
+        start_ts: int,
+        mount: Mount | Mounting,
+        *,
+        born: bool = False,
+        standby: bool = False,
     ) -> None:
         """Serve a table above `start_ts`; `mount` makes typed batches of raw ones,
         row by row in order, in any thread.
 
         `born`: the table did not exist before `start_ts`; of any other table the older rows are
-        not kept here. The sorter's table is added, and removed, by the caller.
+        not kept here. `standby`: it is served when it is asked for by its span, but no part of what
+        is said of all tables, until `count`. The sorter's table is added, and removed, by the
+        caller.
 
         Raises:
             TableExistsError: it is there already.
@@ -106,7 +114,7 @@ class SinkManager:
             table = TableSink(
                 Incarnation(span, life, start_ts, born), mounts, self._quota, self._tables.shared
             )
-            self._tables.add(table)
+            self._tables.add(table, standby=standby)
             self._quota.add_table(span)
             self._dispatcher.add_table(table)
             self._changed.notify_all()
@@ -139,6 +147,41 @@ class SinkManager:
             self.change_table(version.span, version.from_ts, _mounting(version))
         if last.to_ts < MAX_TS:
             self.end_table(last.span, last.to_ts)
+
+    def stand_by(self, version: Version, start_ts: int) -> None:
+        """Serve a table above `start_ts` that another sink has meanwhile, until `count`; adds the
+        sorter's table, too. `version` is the only one above `start_ts`.
+
+        Raises:
+            TableExistsError: it is there already.
+        """
+        self._sorter.add_table(version.span, start_ts)
+        self.add_table(version.span, start_ts, _mounting(version), standby=True)
+
+    def count(self, span: Span, checkpoint_ts: int, timeout_s: float = 0.0) -> None:
+        """Make a table that stands by a part of all; everything of it up to `checkpoint_ts` is
+        committed. Repeating it changes nothing.
+
+        What is said of all tables never goes back by it: they wait, `timeout_s` at most, until
+        this one is as far.
+
+        Raises:
+            TableNotFoundError: no such table.
+            NotResolvedError: it is not as far as the others; nothing was changed.
+        """
+        with self._changed:
+            table = self._tables.one(span)
+            self._wait_complete(table, checkpoint_ts, timeout_s)
+        # Before it counts, so that the checkpoint_ts of all tables does not go back either.
+        self._acks.of_table(span, None, checkpoint_ts)
+        with self._changed:
+            self._tables.counting_ts = upper_ts = self._tables.resolved_ts(None)
+            try:
+                self._wait_complete(table, upper_ts, timeout_s)
+                self._tables.count(span)
+            finally:
+                self._tables.counting_ts = MAX_TS
+                self._changed.notify_all()
 
     def change_table(self, span: Span, ts: int, mount: Mount | Mounting) -> None:
         """Rows above `ts` are mounted by `mount`; a table that had ended goes on.
@@ -187,7 +230,7 @@ class SinkManager:
         with self._changed:
             self._tables.barrier_ts = max(ts, self._tables.barrier_ts or 0)
             self._changed.notify_all()
-            with_rows = [table.span for table in self._tables.busy()]
+            with_rows = [table.span for table in self._tables.with_rows()]
         for span in with_rows:
             self._dispatcher.wake(span)
 
@@ -295,7 +338,9 @@ class SinkManager:
         """
         with self._changed:
             return {
-                table.span: table.lost for table in self._tables.busy() if table.lost is not None
+                table.span: table.lost
+                for table in self._tables.with_rows()
+                if table.lost is not None
             }
 
     def slowest(self) -> tuple[int, int]:
@@ -343,6 +388,16 @@ class SinkManager:
                 self._tables.note_rows(table)
         if has_rows:
             self._dispatcher.wake(span)
+
+    def _wait_complete(self, table: TableSink, ts: int, timeout_s: float) -> None:
+        """Wait, under the lock, until a table is complete up to `ts`."""
+        with self._awaiting(table.span):
+            self._changed.wait_for(lambda: table.complete_ts >= ts, timeout_s)
+        if table.complete_ts < ts:
+            raise NotResolvedError(
+                f"table {table.span.table_id} is complete up to {table.complete_ts}, not yet to "
+                f"{ts}; try again"
+            )
 
     @contextlib.contextmanager
     def _awaiting(self, span: Span | None) -> Iterator[None]:

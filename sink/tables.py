@@ -8,10 +8,13 @@ Invariants:
 2. Tables that are not busy have no rows in the sorter, so nothing to read, to stage or to clean.
 3. Every call but `add`, `settle` and the list of a whole costs the same however many tables there
    are: `Slowest` knows the minimum over 100,000 tables after each of their steps.
+4. A table that stands by is served, but no part of the whole: another sink has it there until it is
+   counted in (`count`), which is how a table moves between captures while both have it.
 """
 
 import heapq
 import itertools
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from sink.holds import Holds
@@ -81,6 +84,8 @@ class TableSinks:
     def __init__(self) -> None:
         self.barrier_ts: int | None = None
         self.limit_ts = MAX_TS
+        self.counting_ts = MAX_TS
+        """How far the whole goes at most while it waits for a table that is counted in."""
         self.holds = Holds()
         self.shared = SharedCheckpoint()
         self.most_cleaned_ts = 0
@@ -88,14 +93,15 @@ class TableSinks:
         self._busy: dict[Span, TableSink] = {}
         self._ended: dict[Span, TableSink] = {}
         self._ended_ts = 0
+        self._standby: set[Span] = set()
         self._resolved: Slowest[Span] = Slowest()
         self._checkpoints: Slowest[Span] = Slowest()
 
     def __len__(self) -> int:
         return len(self._tables)
 
-    def add(self, table: TableSink) -> None:
-        """Take a table.
+    def add(self, table: TableSink, *, standby: bool = False) -> None:
+        """Take a table; one that stands by is no part of the whole until it is counted in.
 
         Raises:
             TableExistsError: it is there already.
@@ -104,16 +110,31 @@ class TableSinks:
             raise TableExistsError(
                 f"table {table.span.table_id} is in the sink already; remove it first"
             )
+        if standby:
+            # What is acknowledged of all tables is of this one, too: where it is counted now.
+            self._tables[table.span] = table
+            self._standby.add(table.span)
+            return
         # What was acknowledged of all tables was not of this one: it begins below.
         if table.start_ts < self.shared.position.checkpoint_ts:
             self.settle()
         self._tables[table.span] = table
-        self._resolved.add(table.span, table.resolved_ts)
-        self._checkpoints.add(table.span, table.checkpoint_ts)
-        self.most_cleaned_ts = max(self.most_cleaned_ts, table.cleaned_ts)
+        self._count(table)
+
+    def count(self, span: Span) -> None:
+        """Make a table that stands by a part of the whole; one that is already changes nothing.
+
+        Raises:
+            TableNotFoundError: no such table.
+        """
+        table = self.one(span)
+        if span in self._standby:
+            self._standby.discard(span)
+            self._count(table)
 
     def remove(self, span: Span) -> TableSink | None:
         """Take a table out."""
+        self._standby.discard(span)
         self._resolved.remove(span)
         self._checkpoints.remove(span)
         self._busy.pop(span, None)
@@ -138,11 +159,15 @@ class TableSinks:
         return table
 
     def all(self) -> list[TableSink]:
-        """Every table."""
-        return list(self._tables.values())
+        """Every table of the whole."""
+        return self._counted(self._tables)
 
     def busy(self) -> list[TableSink]:
-        """The tables that have something."""
+        """Those that have something."""
+        return self._counted(self._busy)
+
+    def with_rows(self) -> list[TableSink]:
+        """The same, and those that stand by and have something."""
         return list(self._busy.values())
 
     def note_rows(self, table: TableSink) -> None:
@@ -158,7 +183,8 @@ class TableSinks:
         """The table is complete up to `ts`; returns whether the whole is further than before."""
         before = self._least(self._resolved, 0)
         table.resolve(ts)
-        self._resolved.move(table.span, table.complete_ts)
+        if table.span not in self._standby:
+            self._resolved.move(table.span, table.complete_ts)
         return self._least(self._resolved, MAX_TS) > before
 
     def end(self, table: TableSink, ts: int) -> None:
@@ -166,7 +192,8 @@ class TableSinks:
         table.end_ts = ts
         self._ended_ts = max(self._ended_ts, ts)
         self._ended[table.span] = table
-        self._resolved.move(table.span, table.complete_ts)
+        if table.span not in self._standby:
+            self._resolved.move(table.span, table.complete_ts)
         self._note_checkpoint(table)
 
     def reopen(self, table: TableSink, ts: int) -> bool:
@@ -175,8 +202,9 @@ class TableSinks:
             return False
         table.reopen(ts)
         table.resolve(ts)
-        self._resolved.add(table.span, table.resolved_ts)
-        self._checkpoints.add(table.span, table.checkpoint_ts)
+        if table.span not in self._standby:
+            self._resolved.add(table.span, table.resolved_ts)
+            self._checkpoints.add(table.span, table.checkpoint_ts)
         return True
 
     def acknowledged(self, table: TableSink) -> None:
@@ -259,14 +287,29 @@ class TableSinks:
         resolved, checkpoint = self._resolved.least(), self._checkpoints.least()
         return resolved[1] if resolved else None, checkpoint[1] if checkpoint else None
 
+    def _count(self, table: TableSink) -> None:
+        self._resolved.add(table.span, table.complete_ts)
+        self._checkpoints.add(table.span, table.checkpoint_ts)
+        self._note_checkpoint(table)
+        self.most_cleaned_ts = max(self.most_cleaned_ts, table.cleaned_ts)
+
+    def _counted(self, tables: Mapping[Span, TableSink]) -> list[TableSink]:
+        if not self._standby:
+            return list(tables.values())
+        return [table for span, table in tables.items() if span not in self._standby]
+
     def _note_checkpoint(self, table: TableSink) -> None:
+        if table.span in self._standby:
+            return
         checkpoint_ts = table.checkpoint_ts
         self._checkpoints.move(
             table.span, checkpoint_ts if checkpoint_ts < table.end_ts else MAX_TS
         )
 
     def _bound_ts(self) -> int:
-        bound_ts = self.limit_ts if self.barrier_ts is None else min(self.barrier_ts, self.limit_ts)
+        bound_ts = min(self.limit_ts, self.counting_ts)
+        if self.barrier_ts is not None:
+            bound_ts = min(bound_ts, self.barrier_ts)
         return min(bound_ts, self.holds.bound(min(bound_ts, self._least(self._resolved, MAX_TS))))
 
     def _without_tables(self) -> int:

@@ -170,6 +170,20 @@ class Versions:
             self._ts.append(ddl.ts)
             return ddl
 
+    def adopt(self, table: Table, from_ts: int) -> Version:
+        """Take a table that is in force since `from_ts`, as when it comes from another capture;
+        one that is known in its span is taken anew.
+        """
+        with self._lock:
+            self._release(table.span)
+            self._open(table, from_ts)
+            return self._by_span[table.span][-1]
+
+    def release(self, span: Span) -> None:
+        """Forget the tables of a span, as when another capture has them; none is no error."""
+        with self._lock:
+            self._release(span)
+
     def at(self, ts: int) -> list[Version]:
         """The tables in force for the rows right above `ts`, in the order in which they came.
 
@@ -345,6 +359,14 @@ class Versions:
         ended = replace(self._by_name[name][-1], to_ts=ts)
         self._by_name[name] = (*self._by_name[name][:-1], ended)
         self._by_span[ended.span] = (*self._by_span[ended.span][:-1], ended)
+
+    def _release(self, span: Span) -> None:
+        for name in {version.name for version in self._by_span.pop(span, ())}:
+            others = tuple(each for each in self._by_name[name] if each.span != span)
+            if others:
+                self._by_name[name] = others
+            else:
+                del self._by_name[name]
 
     def _drop_versions(self, name: str) -> None:
         for span in {version.span for version in self._by_name.get(name, ())}:

@@ -31,6 +31,7 @@ from sink.holds import Holds
 from sink.row_filter import ConditionError
 from sink.versions import Ddl, Version, Versions
 from storage.model.errors import TidemarkError
+from storage.model.span import Span
 
 _log = structlog.get_logger(__name__)
 Save: TypeAlias = Callable[[SchemaChange], Awaitable[None]]
@@ -295,6 +296,15 @@ class FeedCatalog:
             finally:
                 self.refusal = None
         raise error
+
+    def adopt(self, table: SourceTable, from_ts: int) -> Version:
+        """Take a table that is in force since `from_ts` and comes from another capture."""
+        self._tables[table.name, from_ts] = table
+        return self.versions.adopt(table, from_ts)
+
+    def release(self, span: Span) -> None:
+        """Forget a table that another capture has now."""
+        self.versions.release(span)
 
     def resolve(self, ts: int) -> None:
         """See `Catalog.resolve`."""

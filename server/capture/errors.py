@@ -45,6 +45,12 @@ class ChangefeedNotRunningError(UnavailableError):
     code = "ErrChangefeedNotRunning"
 
 
+class TableMoveError(ConflictError):
+    """The table cannot move; it stays where it is."""
+
+    code = "ErrTableMoveRefused"
+
+
 class ChangefeedFailedError(InvalidError):
     """The changefeed has failed for good: somebody must look at it."""
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from tidemarkpb.v1 import capture_pb2 as pb
 
+from server.capture.errors import ChangefeedNotRunningError, TableMoveError
 from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
 from server.capture.pulling import SorterRows
 from server.capture.run import LocalSink, Run
@@ -119,12 +120,38 @@ class LocalProcessor(ProcessorPosition):
         """None but the capture's own."""
         return ()
 
+    def worker_of(self, span: Span) -> str:  # noqa: ARG002 - all tables are here
+        """See `Processor.worker_of`."""
+        return ""
+
+    async def move_table(self, span: Span, worker: str) -> None:  # noqa: ARG002 - none can
+        """See `Processor.move_table`."""
+        raise TableMoveError(
+            f"all tables of changefeed {self._assignment.changefeed} are read by one capture: tables "
+            "of a cluster move between captures when there are several; a log is read as a whole"
+        )
+
     async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
         """See `Processor.blockers`."""
         tables, stuck = slowest_tables(self, self._assignment.catalog.tables, most)
         if with_locks:
             await add_locks(stuck, self._resources.context.kv, most)
         return tables
+
+    async def adopt(self, table: SourceTable, from_ts: int, start_ts: int) -> None:
+        """See `Run.adopt`; raises ChangefeedNotRunningError, too."""
+        await self._running().adopt(table, from_ts, start_ts)
+
+    async def release(self, span: Span) -> None:
+        """See `Run.release`; raises ChangefeedNotRunningError, too."""
+        await self._running().release(span)
+
+    def _running(self) -> Run:
+        if self._run is None:
+            raise ChangefeedNotRunningError(
+                f"changefeed {self._assignment.changefeed} does not run here now; try again"
+            )
+        return self._run
 
     async def run(self) -> None:
         """See `Processor.run`."""

@@ -52,6 +52,11 @@ MOVES = Counter(
     "how often a changefeed's tables were divided anew, as captures came or went",
     ["changefeed"],
 )
+TABLES_MOVED = Counter(
+    "tidemark_capture_tables_moved_total",
+    "tables that went from one capture or worker process to another while their changefeed went on",
+    ["changefeed"],
+)
 SAFEPOINTS = Counter(
     "tidemark_capture_safepoint_updates_total", "service safepoints set at the coordinator"
 )

@@ -159,6 +159,19 @@ class Processor(Protocol):
         """Flight locations that serve a table's rows better than the capture's own."""
         ...
 
+    def worker_of(self, span: Span) -> str:
+        """Which capture or worker process pulls and serves a table; empty: this process."""
+        ...
+
+    async def move_table(self, span: Span, worker: str) -> None:
+        """Let another capture or worker process pull and serve a table; it does on return.
+
+        Raises:
+            TableMoveError: the table cannot move, or there is nobody of that name.
+            TidemarkError: one of the two is gone, or does not catch up.
+        """
+        ...
+
     async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
         """The `most` tables that are furthest behind, their slowest regions,
         and the locks that hold those.

@@ -19,10 +19,12 @@ from server.capture.errors import TargetInRereadError
 from server.capture.processor import Assignment
 from server.capture.pulling import Gate, Intake, Pulling, SorterRows
 from server.capture.repairs import Repairs
+from server.changefeed.table import SourceTable
 from sink.cut import Bounds
 from sink.manager import SinkManager
 from sink.versions import Ddl, Version
 from sorter.errors import TableDamagedError
+from storage.model.errors import ClosedError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
 
@@ -56,6 +58,8 @@ class Run:
         self._start_ts = start_ts
         self._ending: set[Span] = set()
         """Of those in `rows.ended`, the ones that a log has yet to pass."""
+        self._moving = asyncio.Lock()
+        """Held while tables come, go, or are pulled again."""
 
     def open(self) -> None:
         """Open all tables that have rows above the start; blocks."""
@@ -90,7 +94,8 @@ class Run:
                     await asyncio.sleep(_LOOK_EVERY_S)
                     await self.pulling.end_passed(self.rows.ended)
                     await self._end_passed_by_log(self.pulling)
-                    await self._repair(self.pulling)
+                    async with self._moving:
+                        await self._repair(self.pulling)
                     self._check_target(self.pulling)
             finally:
                 catalog.listener = None
@@ -134,6 +139,31 @@ class Run:
         """See `Listener.wait_delivered`."""
         while self.sink.checkpoint_ts() < ts:  # noqa: ASYNC110 - an acknowledgement comes from a reader's thread
             await asyncio.sleep(_DELIVERED_EVERY_S)
+
+    async def adopt(self, table: SourceTable, from_ts: int, start_ts: int) -> None:
+        """Pull and serve one more table above `start_ts`, which has had one schema since
+        `from_ts`. Another capture serves it until it is counted in (`SinkManager.count`).
+
+        Raises:
+            ClosedError: the run ends.
+            TableExistsError: it is here already.
+        """
+        if self.pulling is None:
+            raise ClosedError("the share does not pull yet, or no more")
+        async with self._moving:
+            version = self._assignment.catalog.adopt(table, from_ts)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self.rows.executor, self.sink.stand_by, version, start_ts)
+            self.pulling.add(table, start_ts)
+
+    async def release(self, span: Span) -> None:
+        """Pull and serve a table no more: another capture does; none is no error."""
+        async with self._moving:
+            gate = await self.pulling.end(span) if self.pulling is not None else None
+            await asyncio.to_thread(self._remove, gate, span)
+            self._assignment.catalog.release(span)
+            self.rows.ended.pop(span, None)
+            self._ending.discard(span)
 
     async def _end_passed_by_log(self, pulling: Pulling) -> None:
         """Resolve the tables that end at changes known before, as far as the log is there."""
@@ -212,11 +242,14 @@ class Run:
         )
 
     def _replace(self, gate: Gate | None, versions: Sequence[Version], start_ts: int) -> None:
-        span = versions[0].span
+        self._remove(gate, versions[0].span)
+        self.sink.follow(versions, start_ts)
+
+    def _remove(self, gate: Gate | None, span: Span) -> None:
+        """Take a table out whose puller has ended."""
         self.sink.remove_table(span)
         self.rows.sorter.remove_table(span)
         # Only now: a call that waits in the gate for room in the sorter ends when its table is
         # removed.
         if gate is not None:
             gate.drain()
-        self.sink.follow(versions, start_ts)

@@ -24,6 +24,7 @@ from server.capture.update import ChangefeedUpdate, FilterPlan
 from server.changefeed.filter import EventFilter
 from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
+from sink.flight.feeds import TableNotExistsError
 from sink.mounter import META_FIELDS
 from sink.versions import Version
 from sorter.errors import TableNotFoundError
@@ -140,6 +141,21 @@ class ChangefeedService:
             return pb.RemoveChangefeedResponse(changefeed=self._shown(feed))
 
         return await self._by_runner("RemoveChangefeed", request, context, remove)
+
+    async def MoveTable(self, request: pb.MoveTableRequest, context: Context) -> Any:
+        """Let another capture have a table."""
+
+        async def move() -> pb.MoveTableResponse:
+            feed = self._maintainers.home(request.id).feed(request.id)
+            version = feed.catalog.versions.version(request.table, MAX_TS - 1)
+            if version is None:
+                raise TableNotExistsError(
+                    f"changefeed {feed.id} has no table {request.table[:256]!r} now"
+                )
+            await feed.processor.move_table(version.span, request.capture)
+            return pb.MoveTableResponse(table=_table(feed, version))
+
+        return await self._by_runner("MoveTable", request, context, move)
 
     async def AddReader(self, request: pb.AddReaderRequest, context: Context) -> Any:
         """One more reader, with a position of its own."""
@@ -396,6 +412,7 @@ def _table(feed: Feed, version: Version) -> pb.TableStatus:
         checkpoint_ts=checkpoint_ts,
         schema_ts=version.from_ts,
         state=_table_state(feed, version),
+        capture=feed.processor.worker_of(version.span),
     )
 
 

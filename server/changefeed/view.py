@@ -39,7 +39,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
             "columns": list(changefeed.columns),
             "zero_dates": changefeed.zero_dates,
             "ignored_tables": list(changefeed.ignored_tables),
-            "tables": list(map(_table, changefeed.tables)),
+            "tables": list(map(table_status, changefeed.tables)),
             "ddls": list(map(_schema_change, changefeed.schema_changes)),
             "holding": _holding(changefeed.holding),
             "lake_job": _lake_job(changefeed),
@@ -339,8 +339,9 @@ def _has_lake(sink_uri: str) -> bool:
     return sink_uri.partition(":")[0] not in READERS
 
 
-def _table(table: pb.TableStatus) -> dict[str, Any]:
-    return {
+def table_status(table: pb.TableStatus) -> dict[str, Any]:
+    """One table of a changefeed; `capture` where its tables are divided among several."""
+    shown = {
         "table": table.name,
         "table_id": table.table_id,
         "state": pb.TableState.Name(table.state).removeprefix("TABLE_STATE_").lower(),
@@ -348,6 +349,7 @@ def _table(table: pb.TableStatus) -> dict[str, Any]:
         "checkpoint_ts": table.checkpoint_ts,
         "schema_ts": table.schema_ts,
     }
+    return shown | ({"capture": table.capture} if table.capture else {})
 
 
 def _event_filters(changefeed: pb.Changefeed) -> dict[str, Any]:

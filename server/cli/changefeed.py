@@ -17,6 +17,7 @@ from server.changefeed.view import (
     statistics,
     summary,
     synced,
+    table_status,
     unread_warning,
 )
 from server.cli import changefeed_create, dump
@@ -44,6 +45,8 @@ _STATISTICS_COLUMNS = tuple(
 )
 _STATISTICS_S = 10.0
 _SYNCED_LOOK_S = 1.0
+_MOVE_S = 660.0
+"""As long as the capture may take to catch up with the table, and some more."""
 _NOW = "now"
 
 
@@ -164,6 +167,7 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
             update_changefeed,
             "give it another filter, sink URI, what unclear DDL leads to, or audit",
         ),
+        ("move-table", move_table, "let another capture pull and serve one of its tables"),
         ("add-reader", add_reader, "give a reader of its rows a name and a position of its own"),
         ("remove-reader", remove_reader, "hold no changes for such a reader any more"),
         ("remove", remove_changefeed, "forget it, and let GC go on"),
@@ -173,6 +177,11 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         verb.set_defaults(command=command)
         if name == "update":
             _add_update(verb)
+        if name == "move-table":
+            verb.add_argument("--table", required=True, metavar="SCHEMA.TABLE")
+            verb.add_argument(
+                "--to", required=True, metavar="CAPTURE", help="its id, as `capture list` has it"
+            )
         if name.endswith("-reader"):
             verb.add_argument("--reader", required=True, metavar="NAME", help="its option `reader`")
         if name == "remove-reader":
@@ -260,6 +269,16 @@ async def pause_changefeed(remote: Remote, arguments: argparse.Namespace) -> Out
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).PauseChangefeed(request, timeout=CALL_S)
     return Output(detail(answer.changefeed))
+
+
+async def move_table(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Let another capture have a table; waits until it has caught up."""
+    request = pb.MoveTableRequest(
+        id=arguments.changefeed_id, table=arguments.table, capture=arguments.to
+    )
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).MoveTable(request, timeout=_MOVE_S)
+    return Output(table_status(answer.table))
 
 
 async def add_reader(remote: Remote, arguments: argparse.Namespace) -> Output:

@@ -30,6 +30,7 @@ _OPERATED: Final = frozenset(
     {
         "PauseChangefeed",
         "ResumeChangefeed",
+        "MoveTable",
         "AddReader",
         "RemoveReader",
         "StartDump",

@@ -26,6 +26,7 @@ import pyarrow as pa
 from server.capture.catalog import FeedCatalog
 from server.capture.cut import CutPart, combined_cut
 from server.capture.worker import wire
+from server.capture.worker.placement import TablePlacement
 from server.capture.worker.pool import Worker
 from server.capture.worker.remote import RemoteShare
 from server.changefeed.table import SourceTable
@@ -40,6 +41,7 @@ from sink.cut import Bounds, Slice
 from sink.errors import AckAboveResolvedError
 from sink.versions import Ddl
 from sorter.errors import TableNotFoundError
+from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
 _BARRIER_EVERY_S = 0.05
@@ -106,10 +108,28 @@ class CombinedSink:
         self._shares = list(dict.fromkeys((*self._owners.values(), *others)))
         self._executor = executor
         self._moved = threading.Condition()
+        self._moves = 0
+        """How often tables went from one share to another."""
 
     def adopt(self, span: Span, share: Share) -> None:
         """A table has begun."""
         self._owners[span] = share
+
+    def join(self, share: Share) -> None:
+        """One more share, which has no tables yet."""
+        self._shares = [*self._shares, share]
+
+    def leave(self, share: Share) -> None:
+        """A share that has no tables any more."""
+        self._shares = [each for each in self._shares if each is not share]
+        self.notify()
+
+    def move(self, spans: Iterable[Span], share: Share) -> None:
+        """Tables are asked of that share from now on: both shares have them, and count them."""
+        # A copy: a plan under way must ask one share of each table, by the owners of before or of
+        # after. By those of before it sees that there was a move, and is made again.
+        self._owners = self._owners | dict.fromkeys(spans, share)
+        self._moves += 1
 
     def notify(self) -> None:
         """A share has moved: look again."""
@@ -168,12 +188,38 @@ class CombinedSink:
         slice_bytes: int | None = None,
     ) -> list[Slice]:
         """See `Sink.plan_tables`; the tables of one share follow one another."""
+        while True:
+            moves, owners = self._moves, self._owners
+            try:
+                slices = self._plan(owners, spans, start_ts, end_ts, slice_bytes)
+            except TidemarkError:
+                if moves == self._moves:
+                    raise
+            else:
+                # A table that moved meanwhile may have been asked of a share that has it no more.
+                if moves == self._moves:
+                    return slices
+
+    def _plan(
+        self,
+        owners: Mapping[Span, Share],
+        spans: Sequence[Span] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None,
+    ) -> list[Slice]:
         by_share: dict[Share, list[Span] | None] = (
-            dict.fromkeys(self._shares) if spans is None else self._by_share(spans)
+            dict.fromkeys(self._shares) if spans is None else _by_share(owners, spans)
         )
         shares = by_share.items()
         parts = self._executor.map(
-            lambda pair: pair[0].plan_tables(pair[1], start_ts, end_ts, slice_bytes), shares
+            lambda pair: [
+                # While a table moves two shares have it.
+                part
+                for part in pair[0].plan_tables(pair[1], start_ts, end_ts, slice_bytes)
+                if owners.get(part.span, pair[0]) is pair[0]
+            ],
+            shares,
         )
         return list(itertools.chain.from_iterable(parts))
 
@@ -203,48 +249,61 @@ class CombinedSink:
             return self._owner(span).ack(ts, span)
         return min(self._ask_all(lambda share: share.ack(ts)))
 
-    def _by_share(self, spans: Sequence[Span]) -> dict[Share, list[Span] | None]:
-        owners = {span: self._owner(span) for span in spans}
-        shares = dict.fromkeys(owners.values())
-        return {share: [span for span in spans if owners[span] is share] for share in shares}
-
     def _ask_all(self, ask: Callable[[Share], T]) -> list[T]:
         return list(self._executor.map(ask, self._shares))
 
     def _owner(self, span: Span) -> Share:
-        share = self._owners.get(span)
-        if share is None:
-            raise TableNotFoundError(
-                f"table {span.table_id} is not in this changefeed; see describe"
-            )
-        return share
+        return _owner(self._owners, span)
+
+
+def _by_share(
+    owners: Mapping[Span, Share], spans: Sequence[Span]
+) -> dict[Share, list[Span] | None]:
+    owner_of = {span: _owner(owners, span) for span in spans}
+    shares = dict.fromkeys(owner_of.values())
+    return {share: [span for span in spans if owner_of[span] is share] for share in shares}
+
+
+def _owner(owners: Mapping[Span, Share], span: Span) -> Share:
+    share = owners.get(span)
+    if share is None:
+        raise TableNotFoundError(f"table {span.table_id} is not in this changefeed; see describe")
+    return share
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTables:
+    """The tables of one run of a changefeed, and the shares that have them."""
+
+    changefeed: str
+    catalog: FeedCatalog
+    placement: TablePlacement[Worker]
+    shares: dict[Worker, RemoteShare]
+    sink: CombinedSink
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a schema change is sent to the shares, and while a table goes over."""
 
 
 class SchemaChangeRouter:
     """Implements `server.capture.catalog.Listener` for shares that run."""
 
-    def __init__(
-        self,
-        catalog: FeedCatalog,
-        shares: Mapping[Worker, RemoteShare],
-        owner: Callable[[Span], Worker],
-        sink: CombinedSink,
-    ) -> None:
-        self._catalog = catalog
-        self._shares = shares
-        self._owner = owner
-        self._sink = sink
+    def __init__(self, tables: SharedTables) -> None:
+        self._tables = tables
         self._barrier_ts = 0
         self._moved = asyncio.Event()
 
     async def changed(self, ddl: Ddl) -> None:
         """See `Listener.changed`; raises WorkerLostError."""
-        for worker, change in changes_by_worker(self._catalog, ddl, self._owner).items():
-            share = self._shares[worker]
-            # Readers find a table here only when its worker has it.
-            await asyncio.to_thread(share.change, change)
-            for table in change.tables:
-                self._sink.adopt(table.span, share)
+        tables = self._tables
+        # A table that went to another worker between the look and the call would not be changed.
+        async with tables.changing:
+            changes = changes_by_worker(tables.catalog, ddl, tables.placement.worker)
+            for worker, change in changes.items():
+                share = tables.shares[worker]
+                # Readers find a table here only when its worker has it.
+                await asyncio.to_thread(share.change, change)
+                for table in change.tables:
+                    tables.sink.adopt(table.span, share)
 
     def resolved(self, ts: int) -> None:
         """See `Listener.resolved`."""
@@ -253,7 +312,7 @@ class SchemaChangeRouter:
 
     async def wait_delivered(self, ts: int) -> None:
         """See `Listener.wait_delivered`."""
-        while self._sink.checkpoint_ts() < ts:  # noqa: ASYNC110 - an acknowledgement comes from a reader's thread
+        while self._tables.sink.checkpoint_ts() < ts:  # noqa: ASYNC110 - an acknowledgement comes from a reader's thread
             await asyncio.sleep(_DELIVERED_EVERY_S)
 
     async def run(self) -> None:
@@ -266,7 +325,7 @@ class SchemaChangeRouter:
             self._moved.clear()
             barrier_ts = self._barrier_ts
             async with asyncio.TaskGroup() as tasks:
-                for share in self._shares.values():
+                for share in self._tables.shares.values():
                     tasks.create_task(asyncio.to_thread(share.limit, barrier_ts))
             await asyncio.sleep(_BARRIER_EVERY_S)
 
@@ -304,22 +363,15 @@ class WorkerChunks:
     never too little.
     """
 
-    def __init__(
-        self,
-        catalog: FeedCatalog,
-        shares: Mapping[Worker, RemoteShare],
-        owner: Callable[[Span], Worker],
-    ) -> None:
-        self._catalog = catalog
-        self._shares = shares
-        self._owner = owner
+    def __init__(self, tables: SharedTables) -> None:
+        self._tables = tables
 
     def tables(self) -> Mapping[int, Pulled]:
         """See `Chunks.tables`."""
         pulled: dict[int, Pulled] = {}
-        for table in self._catalog.tables:
-            worker = self._owner(table.span)
-            share = self._shares[worker]
+        for table in self._tables.catalog.tables:
+            worker = self._tables.placement.worker(table.span)
+            share = self._tables.shares[worker]
             generation = (worker.name, share.mirror.ends, table.span)
             pulled[table.span.table_id] = Pulled(table, generation, share.resolved_ts(table.span))
         return pulled
@@ -327,12 +379,12 @@ class WorkerChunks:
     async def read(self, table_id: int, pages: Sequence[Page]) -> RoundRead:
         """See `Chunks.read`."""
         table = next(
-            (each for each in self._catalog.tables if each.span.table_id == table_id), None
+            (each for each in self._tables.catalog.tables if each.span.table_id == table_id), None
         )
         if table is None:
             raise TableAwayError(f"table {table_id} is gone")
-        worker = self._owner(table.span)
-        share = self._shares[worker]
+        worker = self._tables.placement.worker(table.span)
+        share = self._tables.shares[worker]
         answer = await asyncio.to_thread(share.dump, table_id, list(map(wire.page_message, pages)))
         share.mirror.ended(answer.ends)
         generation = (worker.name, answer.ends, table.span)

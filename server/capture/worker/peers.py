@@ -74,6 +74,11 @@ class PeerCapture:
         return f"capture {self.record.id} at {self.record.address}"
 
     @property
+    def id(self) -> str:
+        """See `Worker.id`."""
+        return self.record.id
+
+    @property
     def location(self) -> str:
         """The Flight location of its tables' rows, as `plan` gives it to readers."""
         scheme = "grpc+tls" if self._access.security.enabled else "grpc"

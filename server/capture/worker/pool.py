@@ -61,6 +61,11 @@ class Worker(Protocol):
         ...
 
     @property
+    def id(self) -> str:
+        """What commands call it: a capture's id, `worker-N` of a process."""
+        ...
+
+    @property
     def location(self) -> str:
         """The Flight location of its tables' rows, as `plan` gives it to readers."""
         ...
@@ -165,6 +170,11 @@ class WorkerProcess:
     def name(self) -> str:
         """Its name in messages."""
         return f"worker {self.number} of this capture"
+
+    @property
+    def id(self) -> str:
+        """See `Worker.id`."""
+        return f"worker-{self.number}"
 
     def connect(self) -> grpc.aio.Channel:
         """A channel for calls from the event loop."""

@@ -1,31 +1,28 @@
 """A changefeed whose tables are divided among workers; behaves as one that runs in one process.
 
-`TablePlacement` says which worker has which table: the one with the fewest tables of the
-changefeed, for the whole run. `WorkersProcessor` runs one share on each worker. An error of one
-share ends them all, and so does the death of a worker: the runner decides, as for any processor,
-whether to begin again at the checkpoint.
+`TablePlacement` says which worker has which table. `WorkersProcessor` runs one share on each
+worker, and tables move between them as workers come and go (`moves`). An error of one share ends
+them all, and so does the death of a worker: the runner decides, as for any processor, whether to
+begin again at the checkpoint.
 
 `RebalancingProcessor` chooses between that and a local processor, which runs the changefeed while
-this capture is the only worker. When workers come or go it begins again at its checkpoint, among
-those that are there then; this is reported to nobody as an error.
+this capture is the only worker. From one to the other it begins again at its checkpoint; this is
+reported to nobody as an error.
 
 No range changes by any of this: what is above the checkpoint is pulled anew, and is the same.
 """
 
 import asyncio
 import heapq
-import threading
-import zlib
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Generic, TypeVar
 
 import structlog
 from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture import metrics
+from server.capture.errors import ChangefeedNotRunningError, TableMoveError
 from server.capture.processor import (
     Assignment,
     MakeProcessor,
@@ -37,9 +34,12 @@ from server.capture.processor import (
 from server.capture.worker.combined import (
     CombinedSink,
     SchemaChangeRouter,
+    SharedTables,
     WorkerChunks,
     changes_by_worker,
 )
+from server.capture.worker.moves import TableMover
+from server.capture.worker.placement import TablePlacement
 from server.capture.worker.pool import Worker, Workers
 from server.capture.worker.remote import RemoteShare
 from server.changefeed.table import SourceTable
@@ -50,58 +50,28 @@ from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.tasks import apart, beside
 
-W = TypeVar("W")
 _LOOK_EVERY_S = 0.5
 _SETTLED_S = 2.0
 """Workers that come or go do so one after the other, as when all are restarted."""
 _log = structlog.get_logger(__name__)
 
 
-class TablePlacement(Generic[W]):
-    """Which worker has which table, for one run of a changefeed; any thread may ask."""
-
-    def __init__(self, workers: Sequence[W], changefeed: str, spans: Iterable[Span] = ()) -> None:
-        """`spans` are placed at once, in their order."""
-        # Among equals the first worker is another one for each changefeed: many changefeeds of one
-        # table each are spread, too.
-        first = zlib.crc32(changefeed.encode()) % len(workers)
-        self.workers = (*workers[first:], *workers[:first])
-        self._tables = Counter[int]()
-        self._places: dict[Span, int] = {}
-        self._lock = threading.Lock()
-        for span in spans:
-            self.worker(span)
-
-    def worker(self, span: Span) -> W:
-        """The table's worker; a table that was not known gets one."""
-        place = self._places.get(span)
-        return self.workers[self._place(span) if place is None else place]
-
-    def _place(self, span: Span) -> int:
-        with self._lock:
-            place = self._places.get(span)
-            if place is None:
-                place = min(range(len(self.workers)), key=lambda each: (self._tables[each], each))
-                self._tables[place] += 1
-                self._places[span] = place
-            return place
-
-
 class WorkersProcessor(ProcessorPosition):
     """Implements `server.capture.processor.Processor` over the workers of `workers`."""
 
     sink: CombinedSink | None = None
+    mover: TableMover | None = None
+    """Set while tables can move."""
 
     def __init__(self, workers: Workers, assignment: Assignment) -> None:
         self.start_ts = assignment.checkpoint_ts
         self.table_pullers: tuple[TablePuller, ...] = ()
         self._workers = workers
-        self._placement: TablePlacement[Worker] | None = None
         self._name = assignment.changefeed
         self._catalog = assignment.catalog
         self._source = assignment.source
-        self._stop_ts = assignment.stop_ts
-        self._shares: tuple[RemoteShare, ...] = ()
+        self.stop_ts = assignment.stop_ts
+        self._tables: SharedTables | None = None
 
     @property
     def repairing(self) -> Collection[Span]:
@@ -115,12 +85,32 @@ class WorkersProcessor(ProcessorPosition):
 
     def stats(self) -> ProcessorStats:
         """The sum over the workers."""
-        return sum((share.mirror.stats for share in self._shares), ProcessorStats())
+        return sum((share.mirror.stats for share in self._shares()), ProcessorStats())
 
     def locations(self, span: Span) -> tuple[str, ...]:
         """Where the table's worker serves its rows itself."""
-        placement = self._placement
-        return (placement.worker(span).location,) if placement else ()
+        tables = self._tables
+        return (tables.placement.worker(span).location,) if tables else ()
+
+    def worker_of(self, span: Span) -> str:
+        """See `Processor.worker_of`."""
+        tables = self._tables
+        return tables.placement.worker(span).id if tables else ""
+
+    async def move_table(self, span: Span, worker: str) -> None:
+        """See `Processor.move_table`."""
+        tables, mover = self._tables, self.mover
+        if tables is None or mover is None:
+            raise ChangefeedNotRunningError(
+                f"changefeed {self._name} does not run yet, or no more; try again"
+            )
+        there = {each.id: each for each in tables.placement.workers}
+        if worker not in there:
+            raise TableMoveError(
+                f"changefeed {self._name} has no share on {worker[:256]!r}; it has on "
+                f"{', '.join(sorted(there))}"
+            )
+        await mover.move(span, there[worker])
 
     async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
         """See `Processor.blockers`; of a worker that is silent,
@@ -129,7 +119,7 @@ class WorkersProcessor(ProcessorPosition):
         async with asyncio.TaskGroup() as tasks:
             lookups = [
                 tasks.create_task(_blockers(share, most, with_locks=with_locks))
-                for share in self._shares
+                for share in self._shares()
             ]
         tables = [table for task in lookups for table in task.result()]
         return heapq.nsmallest(most, tables, key=lambda table: table.resolved_ts)
@@ -138,39 +128,40 @@ class WorkersProcessor(ProcessorPosition):
         """See `Processor.run`."""
         schemas = self._source.schema_puller(self.start_ts, self._catalog, dumps=False)
         spans = [table.span for table in self._catalog.at(self.start_ts)]
-        self._placement = placement = TablePlacement(self._workers.workers(), self._name, spans)
+        placement = TablePlacement(self._workers.workers(), self._name, spans)
         shares = self._shared_out(placement, () if schemas is None else placement.workers)
         owners = {span: share for share in shares.values() for span in share.tables}
         sink = CombinedSink(owners, self._workers.executor, shares.values())
-        router = SchemaChangeRouter(self._catalog, shares, placement.worker, sink)
-        async with self._serving(tuple(shares.values()), sink), asyncio.TaskGroup() as tasks:
+        tables = SharedTables(self._name, self._catalog, placement, shares, sink)
+        async with self._serving(tables), asyncio.TaskGroup() as tasks:
+            running = _RunningShares(self, tables, tasks)
             for share in shares.values():
-                run = share.run(self._stop_ts, sink.notify, limited=schemas is not None)
-                tasks.create_task(run, name=f"share of {self._name}")
+                running.run(share, limited=schemas is not None)
             # Readers may ask when every share serves: a position of one that has not reported yet
             # would be the start's.
             for share in shares.values():
                 await share.running.wait()
             self.sink = sink
             if schemas is not None:
-                self._follow(schemas, router, tasks)
-                self._dump(WorkerChunks(self._catalog, shares, placement.worker), tasks)
+                self._follow(schemas, SchemaChangeRouter(tables), tasks)
+                self._dump(WorkerChunks(tables), tasks)
+                self.mover = mover = TableMover(tables)
+                balancing = mover.run(self._workers.workers, running)
+                tasks.create_task(balancing, name=f"balance of {self._name}")
 
     def wipe(self) -> None:
         """See `Processor.wipe`."""
         self._workers.wipe(self._name)
 
     @asynccontextmanager
-    async def _serving(
-        self, shares: tuple[RemoteShare, ...], sink: CombinedSink
-    ) -> AsyncIterator[None]:
-        self._shares = shares
+    async def _serving(self, tables: SharedTables) -> AsyncIterator[None]:
+        self._tables = tables
         try:
             yield
         finally:
-            self.start_ts = max(self.start_ts, sink.checkpoint_ts())
-            self._shares, self.sink, self.table_pullers = (), None, ()
-            self._placement = None
+            self.start_ts = max(self.start_ts, tables.sink.checkpoint_ts())
+            self._tables = self.sink = self.mover = None
+            self.table_pullers = ()
             self._catalog.listener = None
 
     def _follow(
@@ -188,6 +179,9 @@ class WorkersProcessor(ProcessorPosition):
         if dump is not None:
             tasks.create_task(dump.run(), name=f"dump of {self._name}")
 
+    def _shares(self) -> tuple[RemoteShare, ...]:
+        return tuple(self._tables.shares.values()) if self._tables else ()
+
     def _shared_out(
         self, placement: TablePlacement[Worker], workers: Sequence[Worker]
     ) -> dict[Worker, RemoteShare]:
@@ -202,16 +196,50 @@ class WorkersProcessor(ProcessorPosition):
             for worker, change in changes_by_worker(self._catalog, ddl, placement.worker).items():
                 changes.setdefault(worker, []).append(change)
         return {
-            worker: RemoteShare(
-                worker,
-                self._name,
-                tables.get(worker, ()),
-                self.start_ts,
-                changes.get(worker, ()),
-                term=self._workers.term,
+            worker: self.share(
+                worker, self.start_ts, tables.get(worker, ()), changes.get(worker, ())
             )
             for worker in tables.keys() | changes.keys()
         }
+
+    def share(
+        self,
+        worker: Worker,
+        start_ts: int,
+        tables: Sequence[SourceTable] = (),
+        changes: Sequence[TableChange] = (),
+    ) -> RemoteShare:
+        """A share of the changefeed, which does not run yet."""
+        return RemoteShare(worker, self._name, tables, start_ts, changes, term=self._workers.term)
+
+
+class _RunningShares:
+    """Implements `server.capture.worker.moves.Shares`: tasks of one run."""
+
+    def __init__(
+        self, processor: WorkersProcessor, tables: SharedTables, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._processor = processor
+        self._tables = tables
+        self._tasks = tasks
+        self._task_of: dict[RemoteShare, asyncio.Task[None]] = {}
+
+    def run(self, share: RemoteShare, *, limited: bool = True) -> None:
+        """Run a share as a task of the run."""
+        run = share.run(self._processor.stop_ts, self._tables.sink.notify, limited=limited)
+        name = f"share of {self._tables.changefeed}"
+        self._task_of[share] = self._tasks.create_task(run, name=name)
+
+    async def start(self, worker: Worker) -> RemoteShare:
+        """See `Shares.start`."""
+        share = self._processor.share(worker, self._tables.sink.checkpoint_ts())
+        self.run(share)
+        await share.running.wait()
+        return share
+
+    def end(self, share: RemoteShare) -> None:
+        """See `Shares.end`."""
+        self._task_of.pop(share).cancel()
 
 
 async def _blockers(share: RemoteShare, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
@@ -222,7 +250,7 @@ async def _blockers(share: RemoteShare, most: int, *, with_locks: bool) -> list[
 
 
 class _WorkersChangedError(Exception):
-    """Other workers are there than those that have the changefeed's tables."""
+    """There are workers now, or none any more."""
 
 
 class RebalancingProcessor:
@@ -288,6 +316,14 @@ class RebalancingProcessor:
         """See `Processor`."""
         return self._inner.locations(span)
 
+    def worker_of(self, span: Span) -> str:
+        """See `Processor`."""
+        return self._inner.worker_of(span)
+
+    async def move_table(self, span: Span, worker: str) -> None:
+        """See `Processor`."""
+        await self._inner.move_table(span, worker)
+
     async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
         """See `Processor`."""
         return await self._inner.blockers(most, with_locks=with_locks)
@@ -308,24 +344,26 @@ class RebalancingProcessor:
             except* _WorkersChangedError:
                 metrics.MOVES.labels(self._assignment.changefeed).inc()
                 _log.info(
-                    "tables are rebalanced",
+                    "tables are divided anew",
                     changefeed=self._assignment.changefeed,
                     workers=[worker.name for worker in self._workers()],
                 )
 
     async def _run_among(self, workers: Sequence[Worker]) -> None:
-        """Run it until there are others; raises _WorkersChangedError then."""
+        """Run it until the other processor is needed; raises _WorkersChangedError then."""
         async with beside(self._inner.run()):
-            await self._changed(workers)
+            await self._changed(is_divided=bool(workers))
 
-    async def _changed(self, workers: Sequence[Worker]) -> None:
-        """Wait until other workers are there; raises _WorkersChangedError."""
+    async def _changed(self, *, is_divided: bool) -> None:
+        """Wait until there are workers, or none any more; raises _WorkersChangedError. Among
+        workers the tables move by themselves (`moves.TableMover`).
+        """
         # A worker that is gone for a moment, as one that is restarted, is no reason to pull all
-        # tables anew: only workers that have been others for `_SETTLED_S` are.
+        # tables anew: only if it has been gone for `_SETTLED_S`.
         loop = asyncio.get_running_loop()
         since_s = loop.time()
         while loop.time() - since_s < _SETTLED_S:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if tuple(self._workers()) == tuple(workers):
+            if bool(self._workers()) is is_divided:
                 since_s = loop.time()
         raise _WorkersChangedError

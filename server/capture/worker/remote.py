@@ -16,7 +16,7 @@ import json
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -50,6 +50,7 @@ _PEER_STOP_S = 3.0
 _CALL_S = 20.0
 _BLOCKERS_S = 2.0
 _DUMP_S = 60.0
+_MOVE_S = 60.0
 _READ_S = 3600.0
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
@@ -134,6 +135,10 @@ class Mirror:
         with self._lock:
             self.ends = max(self.ends, ends)
 
+    def removed(self, span: Span) -> None:
+        """The share has the table no more: if it comes again, it begins anew."""
+        self._spans.pop(span, None)
+
     def table(self, span: Span) -> tuple[int, int]:
         """The resolved_ts and checkpoint_ts of one table in one place."""
         return self._spans.get(span, (self._start_ts, self._start_ts))
@@ -161,7 +166,7 @@ class RemoteShare:
         self.running = asyncio.Event()
         self._worker = worker
         self._changefeed = changefeed
-        self._start_ts = start_ts
+        self.start_ts = start_ts
         self._term = term
         self._run = ((RUN_METADATA, uuid.uuid4().hex),)
         self._began = tuple(tables)
@@ -185,7 +190,7 @@ class RemoteShare:
         request = pb.RunRequest(
             changefeed=self._changefeed,
             tables=map(wire.table_message, self._began),
-            checkpoint_ts=self._start_ts,
+            checkpoint_ts=self.start_ts,
             target_ts=target_ts,
             changes=map(wire.change_message, self._changes),
             limited=limited,
@@ -306,6 +311,46 @@ class RemoteShare:
         self.mirror.ended(answer.ends)
         self.mirror.acknowledged(answer.share_checkpoint_ts)
         return answer.checkpoint_ts
+
+    def add(self, tables: Sequence[tuple[SourceTable, int]], start_ts: int) -> None:
+        """Pull tables above `start_ts` that another share serves until `count`; each with when its
+        schema came in force.
+        """
+        for table, from_ts in tables:
+            self._note([table], from_ts)
+            self.mirror.removed(table.span)
+        request = pb.AddTablesRequest(
+            changefeed=self._changefeed,
+            tables=[
+                pb.MovedTable(table=wire.table_message(table), from_ts=from_ts)
+                for table, from_ts in tables
+            ],
+            start_ts=start_ts,
+        )
+        self._ask(lambda stub: stub.AddTables(request, timeout=_MOVE_S, metadata=self._run))
+
+    def count(self, positions: Mapping[Span, int]) -> None:
+        """Take added tables into what is said of all tables; `positions` are up to where everything
+        of each is committed.
+        """
+        request = pb.CountTablesRequest(
+            changefeed=self._changefeed,
+            tables=[
+                pb.SpanProgress(span=wire.span_message(span), checkpoint_ts=checkpoint_ts)
+                for span, checkpoint_ts in positions.items()
+            ],
+        )
+        self._ask(lambda stub: stub.CountTables(request, timeout=_MOVE_S, metadata=self._run))
+
+    def remove(self, spans: Sequence[Span]) -> None:
+        """Pull and serve tables no more; those that are not there are no error."""
+        request = pb.RemoveTablesRequest(
+            changefeed=self._changefeed, spans=map(wire.span_message, spans)
+        )
+        self._ask(lambda stub: stub.RemoveTables(request, timeout=_MOVE_S, metadata=self._run))
+        for span in spans:
+            self.tables.pop(span, None)
+            self.mirror.removed(span)
 
     def dump(self, table_id: int, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
         """Run one round of a dump of a table."""

@@ -22,6 +22,8 @@ T = TypeVar("T")
 CheckTerm = Callable[[int], Awaitable[None]]
 _TICK_S, _TICK_S_PER_TABLE = 0.05, 50e-6
 _SPEAK_EVERY_S = 1.0
+_COUNT_S = 5.0
+"""For so long a share's tables wait for one that is counted in."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -126,6 +128,39 @@ class WorkerService:
             )
 
         return await self._asked(request.changefeed, context, ack)
+
+    async def AddTables(
+        self, request: pb.AddTablesRequest, context: Context
+    ) -> pb.AddTablesResponse:
+        """Pull tables that another share serves until they are counted in here."""
+        hosted, _ = self._host.running(request.changefeed, _run_of(context))
+        for moved in request.tables:
+            table = hosted.assignment.source.table(wire.table_record(moved.table))
+            await self._host.run_to_end(
+                hosted.processor.adopt(table, moved.from_ts, request.start_ts)
+            )
+        return pb.AddTablesResponse()
+
+    async def CountTables(
+        self, request: pb.CountTablesRequest, context: Context
+    ) -> pb.CountTablesResponse:
+        """Take added tables into what is said of all tables."""
+
+        def count(sink: LocalSink) -> pb.CountTablesResponse:
+            for table in request.tables:
+                sink.count(wire.span_of(table.span), table.checkpoint_ts, _COUNT_S)
+            return pb.CountTablesResponse()
+
+        return await self._asked(request.changefeed, context, count)
+
+    async def RemoveTables(
+        self, request: pb.RemoveTablesRequest, context: Context
+    ) -> pb.RemoveTablesResponse:
+        """Pull and serve tables no more."""
+        hosted, _ = self._host.running(request.changefeed, _run_of(context))
+        for span in map(wire.span_of, request.spans):
+            await self._host.run_to_end(hosted.processor.release(span))
+        return pb.RemoveTablesResponse()
 
     async def GetTableBlockers(
         self, request: pb.GetTableBlockersRequest, context: Context

@@ -113,6 +113,7 @@ class TableStatus(_message.Message):
     CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     SCHEMA_TS_FIELD_NUMBER: _builtins.int
+    CAPTURE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     table_id: _builtins.int
     resolved_ts: _builtins.int
@@ -120,6 +121,8 @@ class TableStatus(_message.Message):
     state: Global___TableState.ValueType
     schema_ts: _builtins.int
     """The commit_ts of the DDL that gave its schema; the start of the changefeed for the first one."""
+    capture: _builtins.str
+    """Which capture, or worker process, pulls and serves it; empty: the one that runs the changefeed."""
     def __init__(
         self,
         *,
@@ -129,10 +132,11 @@ class TableStatus(_message.Message):
         checkpoint_ts: _builtins.int = ...,
         state: Global___TableState.ValueType = ...,
         schema_ts: _builtins.int = ...,
+        capture: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "name", b"name", "resolved_ts", b"resolved_ts", "schema_ts", b"schema_ts", "state", b"state", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "checkpoint_ts", b"checkpoint_ts", "name", b"name", "resolved_ts", b"resolved_ts", "schema_ts", b"schema_ts", "state", b"state", "table_id", b"table_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -621,6 +625,53 @@ class Reader(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Reader: _TypeAlias = Reader  # noqa: Y015
+
+@_typing.final
+class MoveTableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    CAPTURE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    table: _builtins.str
+    """Its name, such as `shop.orders`."""
+    capture: _builtins.str
+    """The id of the capture, or the name of a worker process."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        table: _builtins.str = ...,
+        capture: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "id", b"id", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveTableRequest: _TypeAlias = MoveTableRequest  # noqa: Y015
+
+@_typing.final
+class MoveTableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def table(self) -> Global___TableStatus: ...
+    def __init__(
+        self,
+        *,
+        table: Global___TableStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveTableResponse: _TypeAlias = MoveTableResponse  # noqa: Y015
 
 @_typing.final
 class AddReaderRequest(_message.Message):

@@ -74,6 +74,11 @@ class ChangefeedServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedResponse.FromString,
                 _registered_method=True)
+        self.MoveTable = channel.unary_unary(
+                '/tidemarkpb.v1.ChangefeedService/MoveTable',
+                request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableResponse.FromString,
+                _registered_method=True)
         self.AddReader = channel.unary_unary(
                 '/tidemarkpb.v1.ChangefeedService/AddReader',
                 request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.AddReaderRequest.SerializeToString,
@@ -138,9 +143,16 @@ class ChangefeedServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AddReader(self, request, context):
+    def MoveTable(self, request, context):
         """A reader with a name has a position of its own, and holds the changes that it has yet to take.
+        Lets another capture pull and serve one table of the cluster; the changefeed goes on meanwhile.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddReader(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -193,6 +205,11 @@ def add_ChangefeedServiceServicer_to_server(servicer, server):
                     servicer.UpdateChangefeed,
                     request_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedResponse.SerializeToString,
+            ),
+            'MoveTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveTable,
+                    request_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableResponse.SerializeToString,
             ),
             'AddReader': grpc.unary_unary_rpc_method_handler(
                     servicer.AddReader,
@@ -421,6 +438,33 @@ class ChangefeedService:
             '/tidemarkpb.v1.ChangefeedService/UpdateChangefeed',
             tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.ChangefeedService/MoveTable',
+            tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,8 +40,11 @@ class ChangefeedServiceStub:
     ResumeChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.ResumeChangefeedRequest, _changefeed_pb2.ResumeChangefeedResponse]
     RemoveChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveChangefeedRequest, _changefeed_pb2.RemoveChangefeedResponse]
     UpdateChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.UpdateChangefeedRequest, _changefeed_pb2.UpdateChangefeedResponse]
+    MoveTable: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.MoveTableRequest, _changefeed_pb2.MoveTableResponse]
+    """A reader with a name has a position of its own, and holds the changes that it has yet to take.
+    Lets another capture pull and serve one table of the cluster; the changefeed goes on meanwhile.
+    """
     AddReader: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.AddReaderRequest, _changefeed_pb2.AddReaderResponse]
-    """A reader with a name has a position of its own, and holds the changes that it has yet to take."""
     RemoveReader: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveReaderRequest, _changefeed_pb2.RemoveReaderResponse]
 
 @_typing.type_check_only
@@ -56,8 +59,11 @@ class ChangefeedServiceAsyncStub(ChangefeedServiceStub):
     ResumeChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.ResumeChangefeedRequest, _changefeed_pb2.ResumeChangefeedResponse]  # type: ignore[assignment]
     RemoveChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveChangefeedRequest, _changefeed_pb2.RemoveChangefeedResponse]  # type: ignore[assignment]
     UpdateChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.UpdateChangefeedRequest, _changefeed_pb2.UpdateChangefeedResponse]  # type: ignore[assignment]
+    MoveTable: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.MoveTableRequest, _changefeed_pb2.MoveTableResponse]  # type: ignore[assignment]
+    """A reader with a name has a position of its own, and holds the changes that it has yet to take.
+    Lets another capture pull and serve one table of the cluster; the changefeed goes on meanwhile.
+    """
     AddReader: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.AddReaderRequest, _changefeed_pb2.AddReaderResponse]  # type: ignore[assignment]
-    """A reader with a name has a position of its own, and holds the changes that it has yet to take."""
     RemoveReader: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveReaderRequest, _changefeed_pb2.RemoveReaderResponse]  # type: ignore[assignment]
 
 class ChangefeedServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -119,12 +125,21 @@ class ChangefeedServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_changefeed_pb2.UpdateChangefeedResponse, _abc.Awaitable[_changefeed_pb2.UpdateChangefeedResponse]]: ...
 
     @_abc_1.abstractmethod
+    def MoveTable(
+        self,
+        request: _changefeed_pb2.MoveTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_changefeed_pb2.MoveTableResponse, _abc.Awaitable[_changefeed_pb2.MoveTableResponse]]:
+        """A reader with a name has a position of its own, and holds the changes that it has yet to take.
+        Lets another capture pull and serve one table of the cluster; the changefeed goes on meanwhile.
+        """
+
+    @_abc_1.abstractmethod
     def AddReader(
         self,
         request: _changefeed_pb2.AddReaderRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_changefeed_pb2.AddReaderResponse, _abc.Awaitable[_changefeed_pb2.AddReaderResponse]]:
-        """A reader with a name has a position of its own, and holds the changes that it has yet to take."""
+    ) -> _typing.Union[_changefeed_pb2.AddReaderResponse, _abc.Awaitable[_changefeed_pb2.AddReaderResponse]]: ...
 
     @_abc_1.abstractmethod
     def RemoveReader(

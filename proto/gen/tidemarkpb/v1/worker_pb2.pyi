@@ -635,6 +635,152 @@ class AckShareResponse(_message.Message):
 Global___AckShareResponse: _TypeAlias = AckShareResponse  # noqa: Y015
 
 @_typing.final
+class AddTablesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEED_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    START_TS_FIELD_NUMBER: _builtins.int
+    changefeed: _builtins.str
+    start_ts: _builtins.int
+    """Where they are pulled from: everything up to there is committed."""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___MovedTable]: ...
+    def __init__(
+        self,
+        *,
+        changefeed: _builtins.str = ...,
+        tables: _abc.Iterable[Global___MovedTable] | None = ...,
+        start_ts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "start_ts", b"start_ts", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddTablesRequest: _TypeAlias = AddTablesRequest  # noqa: Y015
+
+@_typing.final
+class MovedTable(_message.Message):
+    """A table without a schema change above the start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    FROM_TS_FIELD_NUMBER: _builtins.int
+    from_ts: _builtins.int
+    """Since when it has its schema."""
+    @_builtins.property
+    def table(self) -> _changefeed_pb2.Table: ...
+    def __init__(
+        self,
+        *,
+        table: _changefeed_pb2.Table | None = ...,
+        from_ts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ts", b"from_ts", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MovedTable: _TypeAlias = MovedTable  # noqa: Y015
+
+@_typing.final
+class AddTablesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddTablesResponse: _TypeAlias = AddTablesResponse  # noqa: Y015
+
+@_typing.final
+class CountTablesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEED_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    changefeed: _builtins.str
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanProgress]:
+        """Each with up to where everything of it is committed."""
+
+    def __init__(
+        self,
+        *,
+        changefeed: _builtins.str = ...,
+        tables: _abc.Iterable[Global___SpanProgress] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountTablesRequest: _TypeAlias = CountTablesRequest  # noqa: Y015
+
+@_typing.final
+class CountTablesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountTablesResponse: _TypeAlias = CountTablesResponse  # noqa: Y015
+
+@_typing.final
+class RemoveTablesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEED_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    changefeed: _builtins.str
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableSpan]: ...
+    def __init__(
+        self,
+        *,
+        changefeed: _builtins.str = ...,
+        spans: _abc.Iterable[Global___TableSpan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveTablesRequest: _TypeAlias = RemoveTablesRequest  # noqa: Y015
+
+@_typing.final
+class RemoveTablesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveTablesResponse: _TypeAlias = RemoveTablesResponse  # noqa: Y015
+
+@_typing.final
 class GetTableBlockersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -74,6 +74,21 @@ class WorkerServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.AckShareRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.AckShareResponse.FromString,
                 _registered_method=True)
+        self.AddTables = channel.unary_unary(
+                '/tidemarkpb.v1.WorkerService/AddTables',
+                request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.AddTablesRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.AddTablesResponse.FromString,
+                _registered_method=True)
+        self.CountTables = channel.unary_unary(
+                '/tidemarkpb.v1.WorkerService/CountTables',
+                request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.CountTablesRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.CountTablesResponse.FromString,
+                _registered_method=True)
+        self.RemoveTables = channel.unary_unary(
+                '/tidemarkpb.v1.WorkerService/RemoveTables',
+                request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.RemoveTablesRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.RemoveTablesResponse.FromString,
+                _registered_method=True)
         self.GetTableBlockers = channel.unary_unary(
                 '/tidemarkpb.v1.WorkerService/GetTableBlockers',
                 request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.GetTableBlockersRequest.SerializeToString,
@@ -145,6 +160,28 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddTables(self, request, context):
+        """A table moves from one share to another in three steps, so that one of them always serves it. It is added to the
+        second share, which pulls it but says nothing of it in what it says of all its tables.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountTables(self, request, context):
+        """Added tables that are as far as the share's others become tables as these; repeating it is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveTables(self, request, context):
+        """The share has these tables no more; those that it does not have are no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTableBlockers(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -201,6 +238,21 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.AckShare,
                     request_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.AckShareRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_worker__pb2.AckShareResponse.SerializeToString,
+            ),
+            'AddTables': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddTables,
+                    request_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.AddTablesRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_worker__pb2.AddTablesResponse.SerializeToString,
+            ),
+            'CountTables': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountTables,
+                    request_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.CountTablesRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_worker__pb2.CountTablesResponse.SerializeToString,
+            ),
+            'RemoveTables': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveTables,
+                    request_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.RemoveTablesRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_worker__pb2.RemoveTablesResponse.SerializeToString,
             ),
             'GetTableBlockers': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTableBlockers,
@@ -429,6 +481,87 @@ class WorkerService:
             '/tidemarkpb.v1.WorkerService/AckShare',
             tidemarkpb_dot_v1_dot_worker__pb2.AckShareRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_worker__pb2.AckShareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddTables(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.WorkerService/AddTables',
+            tidemarkpb_dot_v1_dot_worker__pb2.AddTablesRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_worker__pb2.AddTablesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountTables(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.WorkerService/CountTables',
+            tidemarkpb_dot_v1_dot_worker__pb2.CountTablesRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_worker__pb2.CountTablesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveTables(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.WorkerService/RemoveTables',
+            tidemarkpb_dot_v1_dot_worker__pb2.RemoveTablesRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_worker__pb2.RemoveTablesResponse.FromString,
             options,
             channel_credentials,
             insecure,

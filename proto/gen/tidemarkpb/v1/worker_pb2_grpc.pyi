@@ -54,6 +54,14 @@ class WorkerServiceStub:
     PlanTables: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PlanTablesRequest, _worker_pb2.PlanTablesResponse]
     """The slices that hold the rows of a range."""
     AckShare: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AckShareRequest, _worker_pb2.AckShareResponse]
+    AddTables: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AddTablesRequest, _worker_pb2.AddTablesResponse]
+    """A table moves from one share to another in three steps, so that one of them always serves it. It is added to the
+    second share, which pulls it but says nothing of it in what it says of all its tables.
+    """
+    CountTables: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CountTablesRequest, _worker_pb2.CountTablesResponse]
+    """Added tables that are as far as the share's others become tables as these; repeating it is harmless."""
+    RemoveTables: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RemoveTablesRequest, _worker_pb2.RemoveTablesResponse]
+    """The share has these tables no more; those that it does not have are no error."""
     GetTableBlockers: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetTableBlockersRequest, _worker_pb2.GetTableBlockersResponse]
     DumpTable: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DumpTableRequest, _worker_pb2.DumpTableResponse]
     """One round of a dump of a table of the cluster: its pages are read at one timestamp and added to its changes, or
@@ -80,6 +88,14 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     PlanTables: _aio.UnaryUnaryMultiCallable[_worker_pb2.PlanTablesRequest, _worker_pb2.PlanTablesResponse]  # type: ignore[assignment]
     """The slices that hold the rows of a range."""
     AckShare: _aio.UnaryUnaryMultiCallable[_worker_pb2.AckShareRequest, _worker_pb2.AckShareResponse]  # type: ignore[assignment]
+    AddTables: _aio.UnaryUnaryMultiCallable[_worker_pb2.AddTablesRequest, _worker_pb2.AddTablesResponse]  # type: ignore[assignment]
+    """A table moves from one share to another in three steps, so that one of them always serves it. It is added to the
+    second share, which pulls it but says nothing of it in what it says of all its tables.
+    """
+    CountTables: _aio.UnaryUnaryMultiCallable[_worker_pb2.CountTablesRequest, _worker_pb2.CountTablesResponse]  # type: ignore[assignment]
+    """Added tables that are as far as the share's others become tables as these; repeating it is harmless."""
+    RemoveTables: _aio.UnaryUnaryMultiCallable[_worker_pb2.RemoveTablesRequest, _worker_pb2.RemoveTablesResponse]  # type: ignore[assignment]
+    """The share has these tables no more; those that it does not have are no error."""
     GetTableBlockers: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetTableBlockersRequest, _worker_pb2.GetTableBlockersResponse]  # type: ignore[assignment]
     DumpTable: _aio.UnaryUnaryMultiCallable[_worker_pb2.DumpTableRequest, _worker_pb2.DumpTableResponse]  # type: ignore[assignment]
     """One round of a dump of a table of the cluster: its pages are read at one timestamp and added to its changes, or
@@ -151,6 +167,32 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.AckShareRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.AckShareResponse, _abc.Awaitable[_worker_pb2.AckShareResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AddTables(
+        self,
+        request: _worker_pb2.AddTablesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.AddTablesResponse, _abc.Awaitable[_worker_pb2.AddTablesResponse]]:
+        """A table moves from one share to another in three steps, so that one of them always serves it. It is added to the
+        second share, which pulls it but says nothing of it in what it says of all its tables.
+        """
+
+    @_abc_1.abstractmethod
+    def CountTables(
+        self,
+        request: _worker_pb2.CountTablesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.CountTablesResponse, _abc.Awaitable[_worker_pb2.CountTablesResponse]]:
+        """Added tables that are as far as the share's others become tables as these; repeating it is harmless."""
+
+    @_abc_1.abstractmethod
+    def RemoveTables(
+        self,
+        request: _worker_pb2.RemoveTablesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.RemoveTablesResponse, _abc.Awaitable[_worker_pb2.RemoveTablesResponse]]:
+        """The share has these tables no more; those that it does not have are no error."""
 
     @_abc_1.abstractmethod
     def GetTableBlockers(

@@ -49,6 +49,7 @@ RIGHTS = {
         "ResumeChangefeed": Right.OPERATE,
         "RemoveChangefeed": Right.ADMIN,
         "UpdateChangefeed": Right.ADMIN,
+        "MoveTable": Right.OPERATE,
         "AddReader": Right.OPERATE,
         "RemoveReader": Right.OPERATE,
     },

@@ -17,10 +17,11 @@ from server.capture.worker.combined import CombinedSink
 from sink.cut import Bounds
 from sink.errors import AckAboveResolvedError
 from sorter import Sorter, SorterSettings
-from sorter.errors import TableNotFoundError
+from sorter.errors import NotResolvedError, TableNotFoundError
 from storage.model.errors import TidemarkError
 from storage.model.event import INSERT, raw_batch
 from storage.model.span import Span
+from storage.model.ts import MAX_TS
 
 SPANS = [Span(table, b"t%d" % table, b"") for table in range(4)]
 HIGHEST = 60
@@ -152,6 +153,145 @@ def test_several_sinks_answer_as_one_with_all_tables(dealt, barrier_ts, operatio
                 assert combined.checkpoint_ts(span) == single.checkpoint_ts(span)
         one.close()
         several.close()
+
+
+class Moving(Side):
+    """As a side; its tables go from one sink to another, and are pulled there from the whole's
+    checkpoint.
+    """
+
+    def __init__(self, directory: Path, dealt: list[int]) -> None:
+        super().__init__(directory, dealt)
+        self.combined = CombinedSink(self.owners, Inline())
+        self.rows: list[tuple[Span, int, bytes, bytes]] = []
+        self.coming: dict[Span, int] = {}
+        """Tables that stand by in the sink of that number."""
+        self.late: dict[Span, int] = {}
+        """Those of them that have yet to resolve up to there."""
+
+    def feed(self, span: Span, resolved_ts: int, commits: list[int]) -> None:
+        fed = [(span, ts, b"%d" % n, b"v" * (10 + 7 * n % 90)) for n, ts in enumerate(commits)]
+        self.rows += fed
+        for number in {self.sinks.index(self.owners[span]), *self._to(span)}:
+            self._add(number, fed)
+        self.sorters[self.sinks.index(self.owners[span])].resolve(span, resolved_ts)
+        if span in self.coming:
+            self.late[span] = resolved_ts
+
+    def prepare(self, span: Span, number: int, resolved_ts: int) -> None:
+        number %= len(self.sinks)
+        if span in self.coming or self.sinks[number] is self.owners[span]:
+            return
+        start_ts = self.combined.checkpoint_ts()
+        self.sorters[number].add_table(span, start_ts)
+        self.sinks[number].add_table(span, start_ts, lambda raw: raw, standby=True)
+        self._add(number, [row for row in self.rows if row[0] == span and row[1] > start_ts])
+        self.coming[span], self.late[span] = number, max(resolved_ts, start_ts)
+
+    def catch_up(self, span: Span) -> None:
+        if span in self.late:
+            self.sorters[self.coming[span]].resolve(span, self.late.pop(span))
+
+    def switch(self, span: Span, whole: LocalSink) -> None:
+        number = self.coming.pop(span, None)
+        self.late.pop(span, None)
+        if number is None:
+            return
+        source, target = self.owners[span], self.sinks[number]
+        gone = target, number
+        try:
+            target.count(span, source.checkpoint_ts(span))
+            gone = source, self.sinks.index(source)
+            self._check_plan(whole)
+            self.combined.move([span], target)
+            self._check_plan(whole)
+            self.owners[span] = target
+        except NotResolvedError:
+            pass
+        sink, number = gone
+        sink.remove_table(span)
+        self.sorters[number].remove_table(span)
+
+    def _check_plan(self, whole: LocalSink) -> None:
+        end_ts = whole.resolved_ts()
+        start_ts = min(end_ts, max(whole.checkpoint_ts(span) for span in (None, *SPANS)))
+        plans = [sink.plan_tables(None, start_ts, end_ts) for sink in (self.combined, whole)]
+        assert len(plans[0]) == len(plans[1])
+        # Weights are estimates, of blocks that are cut otherwise after a move.
+        one, several = ({(part.span, part.rows) for part in plan} for plan in plans)
+        assert one == several
+        assert self.combined.resolved_ts() == end_ts
+
+    def _to(self, span: Span) -> list[int]:
+        return [self.coming[span]] if span in self.coming else []
+
+    def _add(self, number: int, rows: list[tuple[Span, int, bytes, bytes]]) -> None:
+        if rows:
+            [span] = {row[0] for row in rows}
+            _, commits, keys, values = zip(*rows, strict=True)
+            self.sorters[number].add(span, batch(list(commits), list(keys), list(values)))
+
+
+FED = st.tuples(st.integers(0, 30), st.lists(st.integers(1, 12), max_size=8))
+MOVES = st.lists(
+    st.tuples(st.just("feed"), st.lists(FED, min_size=len(SPANS), max_size=len(SPANS)))
+    | st.tuples(st.just("prepare"), st.sampled_from(SPANS), st.integers(0, 2))
+    | st.tuples(st.just("go on"), st.sampled_from(SPANS), st.booleans())
+    | st.tuples(st.just("ack"), st.integers(0, 9), SPAN)
+    | st.tuples(st.just("read"), BOUND),
+    min_size=10,
+    max_size=60,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=len(SPANS), max_size=len(SPANS)), MOVES)
+def test_tables_that_move_between_sinks_are_in_one_of_them_at_any_time(dealt, operations):
+    with tempfile.TemporaryDirectory() as directory:
+        one = Side(Path(directory, "one"), [0] * len(SPANS))
+        several = Moving(Path(directory, "several"), dealt)
+        [single], combined = one.sinks, several.combined
+        # As its owner sends to a share: without tables it is as far as the barrier.
+        for sink in several.sinks:
+            sink.update_barrier_ts(MAX_TS)
+        resolved = dict.fromkeys(SPANS, 0)
+        for operation in operations:
+            match operation:
+                case ("feed", fed):
+                    for span, (step, commits) in zip(SPANS, fed, strict=True):
+                        below, resolved[span] = resolved[span], resolved[span] + step
+                        above = [below + commit for commit in commits]
+                        for side in (one, several):
+                            side.feed(span, resolved[span], above)
+                case ("prepare", span, number):
+                    several.prepare(span, number, resolved[span])
+                case ("go on", span, is_last):
+                    several.switch(span, single) if is_last else several.catch_up(span)
+                case ("ack", ninths, span):
+                    start_ts, end_ts = single.checkpoint_ts(span), single.resolved_ts(span)
+                    ts = start_ts + (end_ts - start_ts) * ninths // 9
+                    assert combined.ack(ts, span) == single.ack(ts, span)
+                case ("read", max_rows):
+                    # A table that was acknowledged by itself may be ahead of the others.
+                    start_ts = max(single.checkpoint_ts(span) for span in (None, *SPANS))
+                    if start_ts > single.resolved_ts():
+                        continue
+                    end_ts = single.cut(start_ts, max_rows)
+                    assert combined.cut(start_ts, max_rows) == end_ts
+                    assert rows_of(combined, start_ts, end_ts) == rows_of(single, start_ts, end_ts)
+            for span in (None, *SPANS):
+                assert combined.resolved_ts(span) == single.resolved_ts(span)
+                assert combined.checkpoint_ts(span) == single.checkpoint_ts(span)
+        one.close()
+        several.close()
+
+
+def rows_of(sink, start_ts, end_ts):
+    read = {span: sink.read(span, start_ts, end_ts) for span in SPANS}
+    return {
+        span: [row for batch in batches for row in batch.to_pylist()]
+        for span, batches in read.items()
+    }
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tidemarkpb.v1 import worker_pb2 as pb
 
-from server.capture.worker.combined import WorkerChunks
+from server.capture.worker.combined import SharedTables, WorkerChunks
 from server.capture.worker.host import Host
+from server.capture.worker.placement import TablePlacement
 from server.capture.worker.remote import Mirror
 from server.capture.worker.service import round_read
 from server.dump.cluster.chunks import Page, PageRead, RoundRead, TableAwayError
@@ -62,7 +63,9 @@ async def test_a_round_counts_only_for_the_generation_in_which_it_was_added() ->
     worker: Any = Worker("worker 1")
     catalog: Any = SimpleNamespace(tables=(TABLE,))
     shares: Any = {worker: share}
-    chunks = WorkerChunks(catalog, shares, lambda _: worker)
+    placement: Any = TablePlacement([worker], "f")
+    sink: Any = None
+    chunks = WorkerChunks(SharedTables("f", catalog, placement, shares, sink))
     before = chunks.tables()[7]
     assert (before.table, before.resolved_ts) == (TABLE, 42)
     read = await chunks.read(7, [Page(b"a", b"b", 10)])

@@ -1,0 +1,219 @@
+"""Tables move from one worker to another while their changefeed goes on.
+
+A move has three steps, so that one worker serves a table at any time. The second worker pulls the
+tables from the checkpoint, while the first one serves them. When it is as far as with its other
+tables, the owner asks it from then on. Then the first worker gives them up. What goes wrong before
+the second step changes nothing.
+
+A table moves only when it had one schema since before the checkpoint: the second worker begins with
+one. One whose schema changes meanwhile stays, and is tried again when that is acknowledged.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from server.capture import metrics
+from server.capture.errors import TableMoveError
+from server.capture.worker.combined import SharedTables
+from server.capture.worker.placement import Move, next_move
+from server.capture.worker.pool import Worker
+from server.capture.worker.remote import RemoteShare
+from server.changefeed.table import SourceTable
+from storage.model.errors import TidemarkError
+from storage.model.span import Span
+from storage.model.ts import MAX_TS
+
+_LOOK_EVERY_S: Final = 0.5
+_SETTLED_S: Final = 2.0
+"""Workers that come or go do so one after the other, as when all are restarted."""
+_REPORT_EVERY_S: Final = 0.05
+_CATCH_UP_S: Final = 600.0
+"""For so long a worker may take until it is as far as with its other tables."""
+_AGAIN_S: Final = 10.0
+_log = structlog.get_logger(__name__)
+
+
+class Shares(Protocol):
+    """The shares of a run, as tasks of it."""
+
+    async def start(self, worker: Worker) -> RemoteShare:
+        """A share without tables on one more worker; it serves when this returns."""
+        ...
+
+    def end(self, share: RemoteShare) -> None:
+        """End a share without tables."""
+        ...
+
+
+class TableMover:
+    """Moves tables between the shares of a run, one group after the other."""
+
+    def __init__(self, tables: SharedTables) -> None:
+        self._tables = tables
+        self._moving = asyncio.Lock()
+
+    async def run(self, workers: Callable[[], Sequence[Worker]], shares: Shares) -> None:
+        """Divide the tables among the workers that are there, until cancelled.
+
+        A worker that is not there any more keeps its share until its tables are elsewhere: it may
+        be one that is drained. One that has died ends the run by the error of its share.
+        """
+        loop, since_s = asyncio.get_running_loop(), 0.0
+        names: set[str] = set()
+        # What the run began with is even, and what somebody moved stays: until workers come or go.
+        balanced = {worker.name for worker in self._tables.placement.workers}
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            there = {worker.name: worker for worker in workers()}
+            if there.keys() != names:
+                names, since_s = {*there}, loop.time()
+            is_settled = loop.time() - since_s >= _SETTLED_S
+            if there and is_settled and names != balanced and await self._balance(there, shares):
+                balanced = names
+
+    async def move(self, span: Span, target: Worker) -> None:
+        """Move one table, as somebody asks for it; returns when it has moved.
+
+        Raises:
+            TableMoveError: it cannot move now, or its worker does not catch up.
+            TidemarkError: a worker is gone.
+        """
+        source = self._tables.placement.worker(span)
+        if source is not target and not await self._moved(Move((span,), source, target)):
+            raise TableMoveError(
+                f"table {span.table_id} cannot move now: its schema has changed since the "
+                "checkpoint; try again when readers have acknowledged that"
+            )
+
+    async def _balance(self, there: Mapping[str, Worker], shares: Shares) -> bool:
+        """Divide the tables among these workers; whether that is done: some may have to wait."""
+        placement, versions = self._tables.placement, self._tables.catalog.versions
+        names = {worker.name for worker in placement.workers}
+        if names != there.keys():
+            kept = versions.spans(self._tables.sink.checkpoint_ts())
+            placement.keep_only({each[0].span for each in kept})
+        for name in there.keys() - names:
+            await self._join(there[name], shares)
+        staying = [worker for worker in placement.workers if worker.name in there]
+        while move := next_move(placement.tables(), staying, self._can_move):
+            try:
+                await self._moved(move)
+            except (TidemarkError, TimeoutError) as err:
+                _log.warning(
+                    "tables stay where they are for now",
+                    changefeed=self._tables.changefeed,
+                    tables=len(move.spans),
+                    worker=move.target.name,
+                    error=str(err),
+                )
+                await asyncio.sleep(_AGAIN_S)
+                return False
+        for worker in placement.workers:
+            if worker not in staying and placement.leave(worker):
+                share = self._tables.shares.pop(worker)
+                self._tables.sink.leave(share)
+                shares.end(share)
+        return next_move(placement.tables(), staying, lambda _: True) is None
+
+    async def _join(self, worker: Worker, shares: Shares) -> None:
+        tables = self._tables
+        tables.shares[worker] = share = await shares.start(worker)
+        # The whole is no further than its last share: this one joins with a barrier of now.
+        while share.resolved_ts() <= share.start_ts:  # noqa: ASYNC110 - reports come on a stream
+            await asyncio.sleep(_REPORT_EVERY_S)
+        tables.sink.join(share)
+        tables.placement.join(worker)
+
+    def _can_move(self, span: Span) -> bool:
+        return bool(self._movable([span]))
+
+    def _movable(self, spans: Iterable[Span]) -> dict[Span, tuple[SourceTable, int]]:
+        """Those of the tables that can move now, each with when its schema came in force."""
+        catalog, checkpoint_ts = self._tables.catalog, self._tables.sink.checkpoint_ts()
+        newest = (catalog.versions.of_span(span, MAX_TS - 1) for span in spans)
+        return {
+            version.span: (catalog.of(version), version.from_ts)
+            for version in newest
+            if version is not None and version.from_ts < checkpoint_ts
+        }
+
+    async def _moved(self, move: Move[Worker]) -> tuple[Span, ...]:
+        """Carry out a move; the tables that have moved, which may be none."""
+        async with self._moving:
+            tables = self._movable(move.spans)
+            if not tables:
+                return ()
+            shares = self._tables.shares
+            source, target = shares[move.source], shares[move.target]
+            try:
+                await self._catch_up(tables, target)
+                moved = await self._switch(tables, move, source, target)
+            except (TidemarkError, TimeoutError):
+                await asyncio.to_thread(target.remove, [*tables])
+                raise
+            await self._give_up(moved, source, target)
+        metrics.TABLES_MOVED.labels(self._tables.changefeed).inc(len(moved))
+        _log.info(
+            "tables moved",
+            changefeed=self._tables.changefeed,
+            tables=len(moved),
+            source=move.source.name,
+            target=move.target.name,
+        )
+        return moved
+
+    async def _catch_up(
+        self, tables: Mapping[Span, tuple[SourceTable, int]], target: RemoteShare
+    ) -> None:
+        """Let the second worker pull the tables, until it is as far as with its others."""
+        start_ts = self._tables.sink.checkpoint_ts()
+        # What an interrupted move has left there.
+        await asyncio.to_thread(target.remove, [*tables])
+        await asyncio.to_thread(target.add, list(tables.values()), start_ts)
+        async with asyncio.timeout(_CATCH_UP_S):
+            while min(map(target.resolved_ts, tables)) < target.resolved_ts():  # noqa: ASYNC110 - reports come on a stream
+                await asyncio.sleep(_REPORT_EVERY_S)
+
+    async def _switch(
+        self,
+        tables: Mapping[Span, tuple[SourceTable, int]],
+        move: Move[Worker],
+        source: RemoteShare,
+        target: RemoteShare,
+    ) -> tuple[Span, ...]:
+        """Ask the second worker from now on, for the tables whose schema is still the same."""
+        async with self._tables.changing:
+            now = self._movable(tables)
+            same = tuple(
+                span for span, (_, from_ts) in tables.items() if _is_at(now, span, from_ts)
+            )
+            if changed := tables.keys() - {*same}:
+                await asyncio.to_thread(target.remove, [*changed])
+            if same:
+                positions = {span: source.checkpoint_ts(span) for span in same}
+                await asyncio.to_thread(target.count, positions)
+                self._tables.placement.move(same, move.target)
+                self._tables.sink.move(same, target)
+        return same
+
+    async def _give_up(
+        self, spans: Sequence[Span], source: RemoteShare, target: RemoteShare
+    ) -> None:
+        """Let the first worker have the tables no more."""
+        try:
+            # A reader may have acknowledged a table by itself until it went over.
+            for span in spans:
+                checkpoint_ts = source.checkpoint_ts(span)
+                if checkpoint_ts > target.checkpoint_ts(span):
+                    await asyncio.to_thread(target.ack, checkpoint_ts, span)
+            await asyncio.to_thread(source.remove, spans)
+        except TidemarkError as err:
+            # It is asked about them no more: they cost it memory, until its share ends.
+            _log.warning("tables that moved could not be removed", error=str(err))
+
+
+def _is_at(tables: Mapping[Span, tuple[SourceTable, int]], span: Span, from_ts: int) -> bool:
+    return span in tables and tables[span][1] == from_ts

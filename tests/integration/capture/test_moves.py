@@ -1,0 +1,189 @@
+"""Tables move between captures while a reader goes on: it gets every row once, in order, and the
+changefeed neither fails nor begins again.
+"""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import pyarrow.flight as fl
+import pytest
+
+from tests.integration.capture.many_tables import NAMES, Feed, changes
+from tests.integration.capture.processes import patiently, running_cluster, transaction_client
+
+pytest.importorskip("tikv_client")
+PATIENCE_S = 120
+
+
+class Following(threading.Thread):
+    """A reader that takes cut after cut, from the locations that it is told, and acknowledges each
+    one.
+    """
+
+    def __init__(self, feed):
+        super().__init__()
+        self.feed, self.start_ts = feed, feed.start
+        self.rows = {name: [] for name in NAMES}
+        self.error = None
+        self.ending = threading.Event()
+
+    def run(self):
+        try:
+            while not self.ending.is_set():
+                self.take(self.feed.reader)
+        except BaseException as err:  # noqa: BLE001 - the test tells it
+            self.error = err
+
+    def take(self, reader):
+        start = self.start_ts
+        end = patiently(reader.ask, "latest", start=start, wait_ms=300, max_rows=40)["ts"]
+        if end <= start:
+            return
+        parts = patiently(reader.ask, "plan", start=start, end=end)["slices"]
+        assert len({part["table"] for part in parts}) == len(parts)
+        for part in parts:
+            rows = self.read(reader, start, end, part)
+            assert rows.num_rows == part["rows"]
+            self.rows[part["table"]] += changes(rows)
+        patiently(reader.ask, "ack", ts=end)
+        self.start_ts = end
+
+    @staticmethod
+    def read(reader, start, end, part):
+        try:
+            return reader.read(start, end, part["table"], part["locations"][0])
+        except fl.FlightUnavailableError:
+            return patiently(reader.read, start, end, part["table"])
+
+
+@contextmanager
+def followed(feed):
+    """Read all that is written meanwhile; at the end it is what was written."""
+    reader = Following(feed)
+    reader.start()
+    try:
+        yield reader
+        deadline = time.monotonic() + PATIENCE_S
+        while reader.error is None and any(rows != feed.expected for rows in reader.rows.values()):
+            assert time.monotonic() < deadline, {
+                name: len(rows) for name, rows in reader.rows.items()
+            }
+            time.sleep(0.1)
+    finally:
+        reader.ending.set()
+        reader.join()
+    if reader.error is not None:
+        raise reader.error
+    assert all(rows == feed.expected for rows in reader.rows.values())
+
+
+def captures_of_tables(cluster):
+    listed = cluster.cli("changefeed", "query", "-c", "many")["tables"]
+    return {each["table"]: each.get("capture", "") for each in listed}
+
+
+def write_until(feed, done):
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline
+        feed.write(5)
+
+
+def metric(cluster, name):
+    """Of the changefeed, at the owner."""
+    import urllib.request
+
+    with urllib.request.urlopen(
+        f"http://{cluster.capture.endpoints['http']}/metrics", timeout=60
+    ) as answer:
+        lines = answer.read().decode().splitlines()
+    values = [
+        line.rsplit(" ", 1)[1] for line in lines if line.startswith(f'{name}{{changefeed="many"')
+    ]
+    return float(values[0]) if values else 0.0
+
+
+class Mover(threading.Thread):
+    """Moves a table to and fro, whatever comes of it."""
+
+    def __init__(self, cluster, captures):
+        super().__init__()
+        self.cluster, self.captures = cluster, captures
+        self.moved, self.ending = 0, threading.Event()
+
+    def run(self):
+        number = 0
+        while not self.ending.is_set():
+            number += 1
+            told = self.cluster.cli(
+                *("changefeed", "move-table", "-c", "many", "--table", NAMES[number % 2]),
+                *("--to", self.captures[number // 2 % len(self.captures)]),
+            )
+            self.moved += isinstance(told, dict)
+
+
+@pytest.mark.timeout(600)
+def test_a_capture_that_dies_while_tables_move_loses_and_doubles_nothing(tmp_path):
+    with running_cluster(tmp_path) as cluster, transaction_client(cluster) as store:
+        second = cluster.another_capture()
+        feed = Feed(cluster, store)
+        write_until(feed, lambda: len(set(captures_of_tables(cluster).values()) - {""}) == 2)
+        with followed(feed):
+            mover = Mover(cluster, [each["id"] for each in cluster.cli("capture", "list")])
+            mover.start()
+            try:
+                for _ in range(3):
+                    before = mover.moved
+                    write_until(feed, lambda before=before: mover.moved > before)
+                    second.kill()
+                    feed.write(20)
+                    second.start()
+                    mover.captures = [each["id"] for each in cluster.cli("capture", "list")]
+            finally:
+                mover.ending.set()
+                mover.join()
+            feed.write(10)
+
+
+@pytest.mark.timeout(600)
+def test_tables_move_while_a_reader_goes_on(tmp_path):
+    with running_cluster(tmp_path) as cluster, transaction_client(cluster) as store:
+        second = cluster.another_capture()
+        feed = Feed(cluster, store)
+        write_until(feed, lambda: len(set(captures_of_tables(cluster).values()) - {""}) == 2)
+        divided = metric(cluster, "tidemark_capture_moves_total")
+        with followed(feed):
+            third = cluster.start(
+                "capture", "--coordinator", cluster.pd, "--data-dir", str(tmp_path / "third")
+            )
+            write_until(feed, lambda: len(set(captures_of_tables(cluster).values())) == 3)
+
+            ids = {each["address"]: each["id"] for each in cluster.cli("capture", "list")}
+            for number in range(6):
+                capture = ids[(second, third, cluster.capture)[number % 3].endpoints["capture"]]
+                moved = cluster.cli(
+                    "changefeed", "move-table", "-c", "many", "--table", NAMES[0], "--to", capture
+                )
+                assert moved["capture"] == capture
+                assert captures_of_tables(cluster)[NAMES[0]] == capture
+                feed.write(10)
+
+            told = cluster.cli(
+                *("changefeed", "move-table", "-c", "many", "--table", NAMES[0], "--to", "nobody")
+            )
+            assert "[TM:ErrTableMoveRefused]" in told
+            told = cluster.cli(
+                *("changefeed", "move-table", "-c", "many", "--table", "many.no", "--to", capture)
+            )
+            assert "no" in told
+            assert "[TM:ErrTableNotExists]" in told
+
+            drained = ids[second.endpoints["capture"]]
+            cluster.cli("capture", "drain", drained)
+            write_until(feed, lambda: drained not in captures_of_tables(cluster).values())
+            assert second.terminate() == 0
+            feed.write(10)
+        assert metric(cluster, "tidemark_capture_moves_total") == divided, "nothing began again"
+        assert metric(cluster, "tidemark_capture_tables_moved_total") >= 6
+        assert cluster.cli("changefeed", "query", "-c", "many")["state"] == "normal"
