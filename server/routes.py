@@ -7,7 +7,7 @@ here, in the form of TiCDC's API: `{"error_msg": …, "error_code": "TM:Err…"}
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -41,6 +41,10 @@ class MethodRefusedError(InvalidError):
     """The path is served, but not by this method."""
 
     code = "ErrMethodNotAllowed"
+
+    def __init__(self, path: str, method: str, allowed: Iterable[str]) -> None:
+        self.allowed = ", ".join(sorted(allowed))
+        super().__init__(f"{path[:256]} takes {self.allowed}, not {method}")
 
 
 class UnauthorizedError(InvalidError):
@@ -127,7 +131,7 @@ class Routes:
         longest = max(len(prefix) for _, prefix in fitting)
         methods = {verb: prefix for verb, prefix in fitting if len(prefix) == longest}
         if method not in methods:
-            raise MethodRefusedError(f"{path} takes {', '.join(sorted(methods))}, not {method}")
+            raise MethodRefusedError(path, method, methods)
         return handlers[method, methods[method]], unquote(path[longest:], errors="surrogateescape")
 
 
@@ -164,7 +168,11 @@ def json_answer(document: Any, status: int = 200) -> Answer:
 
 def error_answer(err: TidemarkError) -> Answer:
     """What a client is told of `err`."""
-    return fault(_OWN_STATUS.get(err.code) or _STATUS.get(err.kind, 500), err.code, err.message)
+    status = _OWN_STATUS.get(err.code) or _STATUS.get(err.kind, 500)
+    answer = fault(status, err.code, err.message)
+    if isinstance(err, MethodRefusedError):
+        return replace(answer, headers=[("Allow", err.allowed)])
+    return answer
 
 
 def fault(status: int, code: str, message: str) -> Answer:

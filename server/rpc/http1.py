@@ -34,7 +34,8 @@ REQUEST_S = 10.0
 ANSWER_S = 30.0
 IDLE_S = 90.0
 """Between two requests of a connection; Go's clients keep theirs as long."""
-METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"PATCH ", b"DELETE ", b"OPTIONS ")
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
+METHODS = tuple(f"{method} ".encode() for method in _METHODS)
 
 _log = structlog.get_logger(__name__)
 

@@ -121,9 +121,7 @@ class Api:
             raise PathUnknownError(f"nothing is served at {request.path[:256]}")
         method = "GET" if request.method == "HEAD" else request.method
         if method not in fitting:
-            raise MethodRefusedError(
-                f"{request.path[:256]} takes {', '.join(sorted(fitting))}, not {request.method}"
-            )
+            raise MethodRefusedError(request.path, request.method, fitting)
         return fitting[method]
 
 
@@ -240,6 +238,24 @@ class _Operations:
         """Whether the target has all that the source has."""
         return documents.synced_document(await self._one(changefeed), time.time())
 
+    async def move_table(self, request: Request, changefeed: str) -> dict[str, Any]:
+        """Let another capture pull and serve a table."""
+        asked, target = (request.query.get(name, ("",))[0] for name in ("tableID", "targetNodeID"))
+        names = [
+            table.name
+            for table in (await self._one(changefeed)).tables
+            if str(table.table_id) == asked
+        ]
+        if not names:
+            raise ParameterError(
+                f"changefeed {changefeed} has no table with the tableID {asked[:100]!r}; see "
+                f"`tidemark cli changefeed query -c {changefeed}`"
+            )
+        await self._call(
+            "MoveTable", pb.MoveTableRequest(id=changefeed, table=names[0], capture=target)
+        )
+        return {}
+
     async def list_processors(self, _request: Request) -> dict[str, Any]:
         """The running changefeeds, with the capture of each."""
         return documents.listing(
@@ -259,8 +275,12 @@ class _Operations:
             raise CaptureUnknownError(f"there is no capture {capture[:256]!r}; see GET captures")
         if not _is_running(shown):
             raise ParameterError(f"changefeed {changefeed} does not run; resume it first")
-        tables = shown.tables if capture == shown.maintainer else ()
-        return {"table_ids": [table.table_id for table in tables]}
+        tables = [
+            table.table_id
+            for table in shown.tables
+            if (table.capture or shown.maintainer) == capture
+        ]
+        return {"table_ids": tables}
 
     async def openapi(self, _request: Request) -> dict[str, Any]:
         """The OpenAPI document."""

@@ -9,6 +9,7 @@ _STATES: Final = ["normal", "warning", "failed", "stopped", "finished", "removed
 _TSO: Final = {"type": "integer", "minimum": 0, "maximum": (1 << 64) - 1}
 _TEXT: Final = {"type": "string"}
 _FLAG: Final = {"type": "boolean"}
+_NAMESPACE: Final = {"type": "string", "enum": ["", "default"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,14 @@ OPERATIONS: Final = (
         "Resume a changefeed",
         "Empty",
         body="Resume",
+    ),
+    Operation(
+        "move_table",
+        "POST",
+        "/changefeeds/{changefeed_id}/move_table",
+        "Let another capture pull and serve a table of the cluster; the changefeed goes on",
+        "Empty",
+        query=("tableID", "targetNodeID"),
     ),
     Operation(
         "changefeed_status",
@@ -199,7 +208,7 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
     ),
     "NewChangefeed": _object(
         "sink_uri",
-        namespace={"type": "string", "enum": ["", "default"]},
+        namespace=_NAMESPACE,
         changefeed_id={"type": "string", "description": "made up if it is left out"},
         start_ts=_TSO,
         target_ts=_TSO,
@@ -290,11 +299,14 @@ def openapi(version: str) -> dict[str, Any]:
 def _described(operation: Operation) -> dict[str, Any]:
     in_path = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
     parameters = [{"name": name, "in": "path", "required": True} for name in in_path]
-    parameters += [{"name": name, "in": "query"} for name in (*operation.query, "namespace")]
+    parameters += [{"name": name, "in": "query"} for name in operation.query]
     document: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
-        "parameters": [each | {"schema": _TEXT} for each in parameters],
+        "parameters": [
+            *(each | {"schema": _TEXT} for each in parameters),
+            {"name": "namespace", "in": "query", "schema": _NAMESPACE},
+        ],
         "responses": {
             "200": _content("done", operation.answer),
             "400": _content("the request cannot be carried out", "Error"),

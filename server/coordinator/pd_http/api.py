@@ -21,7 +21,15 @@ from server.coordinator.leadership.members import Members
 from server.coordinator.pd_http import documents, placement
 from server.coordinator.pd_http.rules import RuleContentError, body_of, label_rule
 from server.coordinator.term import CurrentTerm, LeaderTerm
-from server.routes import Answer, Request, error_answer, fault, json_answer, template_arguments
+from server.routes import (
+    Answer,
+    MethodRefusedError,
+    Request,
+    error_answer,
+    fault,
+    json_answer,
+    template_arguments,
+)
 from storage.model.errors import TidemarkError
 
 PREFIX = "/pd/api/v1/"
@@ -62,12 +70,7 @@ class PdHttp:
             )
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
-            taken = ", ".join(sorted(methods))
-            return fault(
-                405,
-                "ErrMethodNotAllowed",
-                f"{request.path[:256]} takes {taken}, not {request.method}",
-            )
+            return error_answer(MethodRefusedError(request.path, request.method, methods))
         # Answered by every coordinator: by these clients find the leader.
         if request.path.removeprefix(PREFIX) in self._member_routes:
             return self._member_routes[request.path.removeprefix(PREFIX)]()

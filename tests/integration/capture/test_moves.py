@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pyarrow.flight as fl
 import pytest
 
-from tests.integration.capture.many_tables import NAMES, Feed, changes
+from tests.integration.capture.many_tables import NAMES, TABLES, Feed, changes
 from tests.integration.capture.processes import patiently, running_cluster, transaction_client
 
 pytest.importorskip("tikv_client")
@@ -168,6 +168,15 @@ def test_tables_move_while_a_reader_goes_on(tmp_path):
                 assert moved["capture"] == capture
                 assert captures_of_tables(cluster)[NAMES[0]] == capture
                 feed.write(10)
+
+            where = f"?tableID={TABLES[0].id}&targetNodeID={ids[third.endpoints['capture']]}"
+            path = f"/api/v2/changefeeds/many/move_table{where}"
+            assert cluster.http("POST", path) == (200, {})
+            capture = ids[third.endpoints["capture"]]
+            assert captures_of_tables(cluster)[NAMES[0]] == capture
+            status, processor = cluster.http("GET", f"/api/v2/processors/many/{capture}")
+            assert status == 200
+            assert TABLES[0].id in processor["table_ids"]
 
             told = cluster.cli(
                 *("changefeed", "move-table", "-c", "many", "--table", NAMES[0], "--to", "nobody")

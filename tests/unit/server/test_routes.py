@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from server.http import MAX_BODY_BYTES, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS, listen
-from server.routes import Answer, Request, Routes, json_answer
+from server.routes import (
+    Answer,
+    MethodRefusedError,
+    Request,
+    Routes,
+    error_answer,
+    json_answer,
+)
 from server.rpc.credentials import CredentialsError, SecurityConfig
 from storage.model.errors import ConflictError, UnavailableError
 from tests.unit.server.certificates import Certificates
@@ -83,6 +90,8 @@ def test_a_method_that_is_not_served_names_those_that_are(bound: str) -> None:
         "error_msg": "/things/x takes DELETE, GET, POST, not PUT",
         "error_code": "TM:ErrMethodNotAllowed",
     }
+    refused = error_answer(MethodRefusedError("/things/x", "PUT", ["POST", "GET"]))
+    assert refused.headers == [("Allow", "GET, POST")]
 
 
 @pytest.mark.parametrize(
