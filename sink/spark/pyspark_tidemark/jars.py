@@ -92,6 +92,9 @@ def _resolve(coordinates: str, cache: str) -> None:
         "spark.jars.packages": coordinates,
         "spark.jars.excludes": _NOT_WANTED,
         "spark.jars.ivy": cache,
+        # The resolver looks into ~/.m2 first, and ends with "download failed" where Maven has left
+        # the description of a package there without its jar, as it does for most.
+        "spark.driver.extraJavaOptions": f"-Duser.home={cache}",
         "spark.ui.enabled": "false",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
