@@ -55,24 +55,23 @@ class Shell:
         """Paste a block and wait for its end; the exit status of the last command in it that
         failed, or 0.
         """
-        self._start(block)
-        done = f"{_DONE}-{self._pasted}-"
-        self._paste(f"echo {done}$failed-end")
-        return int(self._wait(done).partition("-end")[0])
+        return int(self._wait(self._start(block)).partition("-end")[0])
 
     def run_beside(self, block: Block) -> None:
         """Paste a block and wait until it prints what its comment names."""
-        self._start(block)
-        self._wait(block.until)
+        self._wait(block.until, ended=self._start(block))
 
-    def _start(self, block: Block) -> None:
+    def _start(self, block: Block) -> str:
         """Let the shell read the block from a file, so that its commands cannot take what is pasted
-        next as input.
+        next as input; what it prints at the block's end, before the status.
         """
         self._pasted += 1
         script = self._output.with_suffix(f".{self._pasted}.sh")
         script.write_text(block.text, encoding="utf-8")
         self._paste(f"failed=0; source {script} < /dev/null")
+        ended = f"{_DONE}-{self._pasted}-"
+        self._paste(f"echo {ended}$failed-end")
+        return ended
 
     def end(self) -> int:
         """Press Ctrl-C, leave the shell, and return the exit status of what was running."""
@@ -105,14 +104,15 @@ class Shell:
         self._bash.stdin.write(f"{text}\n".encode())
         self._bash.stdin.flush()
 
-    def _wait(self, text: str) -> str:
-        """Wait for `text`; what follows it."""
+    def _wait(self, text: str, ended: str = "") -> str:
+        """Wait for `text`; what follows it. A block that prints `ended` before has failed."""
         deadline = time.monotonic() + _BLOCK_SECONDS
         while True:
             before, there, after = self.printed().partition(text)
             if there and "\n" in after:
                 return after
-            if self._bash.poll() is not None or time.monotonic() > deadline:
+            has_ended = bool(ended) and ended in before
+            if has_ended or self._bash.poll() is not None or time.monotonic() > deadline:
                 raise FailedError(
                     f"{text!r} was never printed; at the end stands:\n{before[-3000:]}"
                 )
