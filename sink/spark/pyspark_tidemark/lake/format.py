@@ -77,10 +77,12 @@ class LakeFormat:
     """Those of `MODES` that it has, its default first."""
     entry_point: str
     """`module:name` of its `target.LakeConnector`, or, of a database, its
-    `databases.database.Database`.
+    `databases.database.Database`, or, of a topic, its `target.Target`.
     """
     port: int = 0
-    """A database's default port; 0: the lake is a directory."""
+    """A database's default port; 0: the lake is none."""
+    is_topic: bool = False
+    """Whether its lakes are topics of a log, from which nobody reads rows back."""
     aliases: tuple[str, ...] = ()
     """Other schemes that users try for it."""
     has_catalogs: bool = False
@@ -96,8 +98,13 @@ class LakeFormat:
 
     @property
     def is_database(self) -> bool:
-        """Whether its lakes are databases, not directories."""
+        """Whether its lakes are databases."""
         return self.port > 0
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether its lakes are directories, or in catalogs."""
+        return not self.is_database and not self.is_topic
 
     def implementation(self) -> Any:
         """Import the class that `entry_point` names.
