@@ -35,7 +35,7 @@ $(VENV)/.setup: $(VENV)/.locked pyproject.toml sink/spark/pyproject.toml proto/g
 	@touch $@
 
 .PHONY: jars
-jars: $(VENV)/.jars ## Fetch the jars of Delta and Iceberg (not needed for LAKE=parquet), and make Spark start faster
+jars: $(VENV)/.jars ## Fetch the jars of Delta, Iceberg and Kafka (not needed for LAKE=parquet), and make Spark start faster
 
 $(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
 	$(BIN)/python -m pyspark_tidemark.jars
@@ -45,8 +45,15 @@ $(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py $(wildcard sin
 jars-s3: $(VENV)/.jars-s3 ## The same, and what Iceberg needs for tables in S3
 
 $(VENV)/.jars-s3: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
-	$(BIN)/python -m pyspark_tidemark.jars delta iceberg iceberg-s3
+	$(BIN)/python -m pyspark_tidemark.jars delta iceberg kafka iceberg-s3
 	@touch $(VENV)/.jars $@
+
+.PHONY: kafka
+kafka: $(VENV)/.kafka ## A Kafka broker, the real one, for tests (100 MB)
+
+$(VENV)/.kafka: $(VENV)/.setup tests/kafka.py
+	$(BIN)/python -m tests.kafka
+	@touch $@
 
 .PHONY: readers
 readers: $(VENV)/readers/.locked ## Other engines that read lakes in tests: delta-rs, pyiceberg, Polars, in an environment of their own
@@ -165,7 +172,7 @@ sim: setup ## Simulate captures by their seeds: SEED=7 tells one, SEEDS=1000 sim
 	PYTHONHASHSEED=0 $(BIN)/python -W ignore -m tests.sim --seed $(SEED) --seeds $(SEEDS) $(if $(filter 1,$(SEEDS)),--explain)
 
 .PHONY: test-integration
-test-integration: setup jars-s3 readers ## Real daemons, real sockets, real etcd, real Spark
+test-integration: setup jars-s3 readers kafka ## Real daemons, real sockets, real etcd, real Spark
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/integration $(call once_more,tests/integration)
 
 .PHONY: test-attacks
@@ -173,7 +180,7 @@ test-attacks: setup ## Floods, odd certificates and fuzzing against real daemons
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile tests/attacks $(call once_more,tests/attacks)
 
 .PHONY: test-e2e
-test-e2e: setup jars ## The whole way, in small
+test-e2e: setup jars kafka ## The whole way, in small
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/e2e -m "not docker" $(call once_more,tests/e2e -m "not docker")
 
 .PHONY: walk

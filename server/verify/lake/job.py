@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.target import no_reading
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.question import Question
@@ -106,6 +107,8 @@ def open_lake(
     gently: bool,
 ) -> LakeSide:
     """The lake of a URI."""
+    if uri.is_topic:
+        raise no_reading(uri.format)
     if uri.is_database:
         # Imported here: these drivers are not needed for other lakes.
         from server.verify.lake.database_lake import (

@@ -101,7 +101,7 @@ def _error(err: Exception) -> SourceError:
 
 def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: IO[str]) -> int:
     session = functools.cache(functools.partial(_session, arguments))
-    if arguments.target.has_place:
+    if arguments.target.has_place or arguments.target.is_topic:
         # Before the manifest is opened, which stops the job that had it: whoever cannot read the
         # changefeed must not stop a job that can.
         changefeed.describe()

@@ -54,9 +54,13 @@ SETTINGS: Final[Mapping[str, Callable[[str], str]]] = {
 """Each setting with its rule, which says what a value must be, or nothing if it is that."""
 
 
-def faults(options: Sequence[tuple[str, str]], others: Sequence[str] = ()) -> list[str]:
-    """What is wrong with the options of a URI, where `others` are allowed besides the settings."""
-    known = (*others, *SETTINGS)
+def faults(
+    options: Sequence[tuple[str, str]],
+    others: Sequence[str] = (),
+    settings: Sequence[str] = tuple(SETTINGS),
+) -> list[str]:
+    """What is wrong with the options of a URI, where `others` are allowed besides `settings`."""
+    known = (*others, *settings)
     names = [name for name, _ in options]
     repeated = sorted({name for name in names if names.count(name) > 1})
     said = [f"{name} is given more than once" for name in repeated]

@@ -5,6 +5,7 @@ and nowhere else.
     delta+hdfs://authority/path  parquet+s3a://bucket/path …  one that Hadoop reaches
     iceberg+catalog://name  iceberg+catalog://name/namespace  a catalog, as Spark's settings call it
     postgresql://user@host:port/db  mysql://user@host:port/db a database
+    kafka://host:port,host:port/topic?protocol=canal-json     a topic
     flight://  none://  blackhole://                          no lake job: readers take the rows
 
 A lake's URI may carry how the lake is kept, `?mode=append&keep-cuts-hours=72` (`sink_settings`).
@@ -25,6 +26,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.format import MODES
+from pyspark_tidemark.lake.kafka import settings as kafka
 from pyspark_tidemark.lake.registry import FORMATS, find_format
 from pyspark_tidemark.sink_settings import SETTINGS, faults
 
@@ -41,13 +43,15 @@ _IN_CATALOG = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 """A catalog's name, and the namespaces above the databases."""
 _CATALOG_TYPES = ("rest", "hive", "jdbc", "glue", "nessie", "hadoop")
 """What users may try as a scheme; it is a setting of the catalog."""
-_DIRECTORIES = tuple(name for name, record in FORMATS.items() if not record.is_database)
+_DIRECTORIES = tuple(name for name, record in FORMATS.items() if record.is_directory)
 _DATABASES = tuple(name for name, record in FORMATS.items() if record.is_database)
+_TOPICS = tuple(name for name, record in FORMATS.items() if record.is_topic)
 FORMS = (
     "FORMAT:///path or FORMAT+SCHEME://authority/path, with a FORMAT of "
     f"{', '.join(_DIRECTORIES)} and a SCHEME of {', '.join(SYSTEMS)}; "
     f"{' or '.join(f'{name}+catalog://NAME' for name in _CATALOGS)}; "
     f"{' or '.join(f'{name}://user@host:port/db' for name in _DATABASES)}; "
+    f"{' or '.join(f'{name}://host:port/topic?protocol=…' for name in _TOPICS)}; "
     "flight:// for readers of your own"
 )
 SECRET_VARIABLE = "TIDEMARK_SECRET_"  # noqa: S105 - the begin of a name
@@ -110,7 +114,6 @@ _NEAREST = {
     "s3n": "delta+s3a://bucket/path",
     "jdbc": " or ".join(f"{name}://user@host/db" for name in _DATABASES),
     **{alias: f"{name}://user@host/db" for name in _DATABASES for alias in FORMATS[name].aliases},
-    "kafka": "flight://, and a reader of your own that writes to Kafka",
     "http": "flight://, and a reader of your own",
     "https": "flight://, and a reader of your own",
 }
@@ -125,8 +128,11 @@ class SinkUri:
 
     format: str
     path: str
-    """A directory of this machine; with a scheme, one that Hadoop reaches; a database's name."""
+    """A directory of this machine; with a scheme, one that Hadoop reaches; the name of a database
+    or a topic.
+    """
     host: str = ""
+    """A database's; of a topic all brokers, `host:port` with commas between."""
     port: int = 0
     user: str = ""
     options: Options = ()
@@ -149,6 +155,8 @@ class SinkUri:
             _check_login(parts)
             if parts.scheme in _DATABASES:
                 return cls._database(parts)
+            if parts.scheme in _TOPICS:
+                return cls._topic(parts)
         except ValueError:  # a port that is none, brackets that do not match
             raise _invalid(f"the sink URI {masked(text)!r} cannot be read; it is {FORMS}") from None
         if lake_format in READERS and not parts.path.strip("/") and not parts.netloc:
@@ -234,6 +242,27 @@ class SinkUri:
         port = parts.port or FORMATS[parts.scheme].port
         return cls(parts.scheme, name, parts.hostname, port, parts.username, options)
 
+    @classmethod
+    def _topic(cls, parts: SplitResult) -> "SinkUri":
+        if "@" in parts.netloc:
+            raise _invalid(
+                "who logs in to Kafka is sasl-user=NAME&sasl-mechanism=scram-sha-512&"
+                "password-file=/path"
+            )
+        hosts, name = kafka.addresses(parts.netloc), parts.path.strip("/")
+        if not hosts:
+            raise _invalid(
+                f"{parts.scheme}:// needs its brokers, host:port and with commas between, as in "
+                f"{parts.scheme}://kafka1:9092,kafka2:9092/topic?protocol=canal-json"
+            )
+        if fault := kafka.topic_fault(name):
+            raise _invalid(fault)
+        if wrong := kafka.option_faults(dict(parse_qsl(parts.query, keep_blank_values=True))):
+            raise _invalid(f"options of the sink URI: {'; '.join(wrong)}")
+        options = _options(parts, tuple(kafka.OPTIONS), settings=kafka.SHARED)
+        check_reference(dict(options))
+        return cls(parts.scheme, name, hosts, options=options)
+
     def __str__(self) -> str:
         """The URI again, in one form for each place; parsing it gives an equal one."""
         if self.format in READERS:
@@ -243,6 +272,8 @@ class SinkUri:
         if self.is_database:
             host = f"[{self.host}]" if ":" in self.host else self.host
             return f"{self.format}://{self.user}@{host}:{self.port}/{self.path}{query}"
+        if self.is_topic:
+            return f"{self.format}://{self.host}/{self.path}{query}"
         return f"{self.format}{'+' if self.has_place else '://'}{self.path}{query}"
 
     def check_directory(self) -> None:
@@ -252,7 +283,7 @@ class SinkUri:
         Raises:
             SourceError: ErrTargetInvalid.
         """
-        if self.is_database or self.has_place or not self.is_lake:
+        if self.is_database or self.is_topic or self.has_place or not self.is_lake:
             return
         system = any(
             self.path == each or self.path.startswith(f"{each}/") for each in _SYSTEM_DIRECTORIES
@@ -270,8 +301,13 @@ class SinkUri:
 
     @property
     def is_database(self) -> bool:
-        """Whether it is not a directory."""
+        """Whether it is a database."""
         return self.format in _DATABASES
+
+    @property
+    def is_topic(self) -> bool:
+        """Whether it is a topic of a log."""
+        return self.format in _TOPICS
 
     @property
     def has_place(self) -> bool:
@@ -442,10 +478,15 @@ def secret_option(text: str) -> re.Match[str] | None:
     )
 
 
-def _options(parts: SplitResult, others: tuple[str, ...] = (), advice: str = "") -> Options:
+def _options(
+    parts: SplitResult,
+    others: tuple[str, ...] = (),
+    advice: str = "",
+    settings: tuple[str, ...] = tuple(SETTINGS),
+) -> Options:
     """The options of a lake's URI, all checked; `others` are allowed beside the settings."""
     options = tuple(parse_qsl(parts.query, keep_blank_values=True))
-    wrong = faults(options, others)
+    wrong = faults(options, others, settings)
     mode = dict(options).get("mode", "")
     modes = find_format(parts.scheme.partition("+")[0]).modes
     if mode in MODES and mode not in modes:
@@ -496,6 +537,8 @@ def _nearest(scheme: str) -> str:
     return (
         f"{close}://user@host/db"
         if close in _DATABASES
+        else f"{close}://host:port/topic?protocol=…"
+        if close in _TOPICS
         else f"{close}://"
         if close in READERS
         else f"{close}:///path"

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark_tidemark.flight import Changefeed
-from pyspark_tidemark.jars import default_directory, of_stores
+from pyspark_tidemark.jars import default_directory, of_stores, present
 from pyspark_tidemark.options import parse
 
 from tests.integration.lake.rest_catalog import RestCatalog
 from tests.integration.spark.captures import Captures
 from tests.integration.spark.upstream import Upstream
+from tests.kafka import Broker, is_installed, running_broker
 from tests.postgres import PostgreSql, running_postgres
 from tests.s3 import S3
 
@@ -88,3 +89,19 @@ def catalog_name(spark, rest):
 @pytest.fixture
 def root(catalog_name):
     return f"catalog://{catalog_name}/mysql"
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory) -> Iterator[Broker]:
+    if not is_installed():
+        pytest.skip("there is no Kafka broker; `make kafka` fetches it")
+    if not present(default_directory(), "kafka"):
+        pytest.skip("Kafka's client is missing; `make jars` fetches it")
+    with running_broker(tmp_path_factory.mktemp("kafka")) as server:
+        yield server
+
+
+@pytest.fixture
+def topic(broker) -> str:
+    """The name of a topic that is not there yet."""
+    return f"lake{next(_names)}"

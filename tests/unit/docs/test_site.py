@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from pyspark_tidemark.lake.kafka import settings as kafka
 from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import _DATABASE_OPTIONS, READERS, SYSTEMS
 
@@ -42,5 +43,5 @@ def test_the_page_of_uris_has_all_schemes_and_options() -> None:
     schemes = [*KINDS, *FORMATS, *READERS]
     assert not [scheme for scheme in schemes if scheme and f"`{scheme}://" not in text]
     assert not [system for system in SYSTEMS if f"+{system}://" not in text]
-    known = (*options._OPTIONS, *_DATABASE_OPTIONS)
+    known = (*options._OPTIONS, *_DATABASE_OPTIONS, *kafka.OPTIONS)
     assert not [option for option in known if f"`{option}`" not in text]

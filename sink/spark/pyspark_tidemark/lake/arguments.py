@@ -95,7 +95,7 @@ class Arguments:
 
 
 def _default_checkpoint(target: SinkUri, changefeed: str) -> Path:
-    if target.is_database or target.has_place:
+    if target.is_database or target.is_topic or target.has_place:
         raise SourceError(
             "ErrTargetInvalid",
             "such a target needs --checkpoint-dir, a directory of this machine for Spark's own "

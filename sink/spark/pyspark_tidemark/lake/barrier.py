@@ -30,7 +30,7 @@ from pyspark_tidemark.lake.schema import (
     own_columns,
 )
 from pyspark_tidemark.lake.soft_delete import MarkedTables
-from pyspark_tidemark.lake.target import Target
+from pyspark_tidemark.lake.target import StatementTarget, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +88,8 @@ class Barrier:
         recreated: list[str] = []
         emptied: list[str] = []
         for ddl in ddls:
+            if isinstance(self._target, StatementTarget):
+                self._target.write_statement(ddl, before, now)
             renamed += self._rename(ddl, before, now)
             dropped += [name for name in ddl.dropped if self._drop(name, ddl, before)]
             emptied += self._empty(ddl, before, now)

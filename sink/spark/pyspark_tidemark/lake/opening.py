@@ -14,19 +14,27 @@ from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.fencing import CLAIMS, check_idle
 from pyspark_tidemark.lake.files import LocalFiles
+from pyspark_tidemark.lake.format import IGNORE
 from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest, cuts_in_catalog
+from pyspark_tidemark.lake.kafka.manifest import KafkaManifest
+from pyspark_tidemark.lake.kafka.target import KafkaTarget
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, Manifest, cuts_in
 from pyspark_tidemark.lake.registry import find_format
-from pyspark_tidemark.lake.target import Target, open_connector
+from pyspark_tidemark.lake.target import Target, no_reading, open_connector
 from pyspark_tidemark.sink_uri import SinkUri
 
 
 @contextmanager
 def opened_manifest(arguments: Arguments, spark: Callable[[], SparkSession]) -> Iterator[Manifest]:
     """The cuts of the target, and the right to write to it, for the block;
-    `spark` is called where that needs Hadoop or a catalog.
+    `spark` is called where that needs Hadoop, a catalog or Kafka.
     """
+    if arguments.target.is_topic:
+        check_evolution(arguments)
+        with KafkaManifest.opened(spark(), arguments.target, arguments.changefeed) as markers:
+            yield markers
+        return
     if arguments.target.is_database:
         with DatabaseManifest.opened(database(arguments.target), arguments.changefeed) as rows:
             yield rows
@@ -46,7 +54,7 @@ def opened_lake(
     mode: str | None = None,
     idle_s: float = 0.0,
 ) -> Iterator[FileManifest | CatalogManifest]:
-    """The manifest of a lake that is no database, and the right to write it, for the block.
+    """The manifest of a lake in files or in a catalog, and the right to write it, for the block.
 
     Behind Hadoop, and in a catalog, the right is taken from whoever has it, after `idle_s` in which
     nobody used it.
@@ -73,13 +81,15 @@ def opened_lake(
 def kept_cuts(
     target: SinkUri, changefeed: str, spark: Callable[[], SparkSession]
 ) -> list[CutRecord]:
-    """The cuts of a lake that is no database, for readers.
+    """The cuts of a lake in files or in a catalog, for readers.
 
     `changefeed` chooses one of those in a catalog; empty: the catalog has only one.
 
     Raises:
         SourceError: ErrManifestCorrupt, and those of the place.
     """
+    if target.is_topic:
+        raise no_reading(target.format)
     if target.is_catalog:
         return cuts_in_catalog(spark(), target.path, changefeed)
     if target.is_remote:
@@ -89,9 +99,25 @@ def kept_cuts(
 
 def open_target(arguments: Arguments, spark: SparkSession, manifest: Manifest) -> Target:
     """The tables of a lake whose manifest is open."""
+    if isinstance(manifest, KafkaManifest):
+        return KafkaTarget(manifest)
     if arguments.target.is_database:
         return DatabaseTarget(database(arguments.target), arguments.changefeed, mode=arguments.mode)
     return open_connector(arguments.target.format).open_target(arguments, spark, manifest)
+
+
+def check_evolution(arguments: Arguments) -> None:
+    """See that a topic is not asked to keep columns that a table has lost.
+
+    Raises:
+        SourceError: ErrModeUnsupported.
+    """
+    if arguments.policy.evolution == IGNORE:
+        raise SourceError(
+            "ErrModeUnsupported",
+            "a topic cannot do --schema-evolution ignore: its messages have the columns of their "
+            "row; it can do evolve and exception",
+        )
 
 
 def database(uri: SinkUri) -> Database:

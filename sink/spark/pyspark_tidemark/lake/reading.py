@@ -17,7 +17,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.cut_record import CutRecord, renamed_since, versions_at
 from pyspark_tidemark.lake.opening import kept_cuts
-from pyspark_tidemark.lake.target import StoredTable, open_connector
+from pyspark_tidemark.lake.target import StoredTable, no_reading, open_connector
 from pyspark_tidemark.sink_uri import SinkUri
 
 
@@ -70,6 +70,8 @@ def version_at(target: str, table: str, ts: int | None = None, changefeed: str =
 
 def _directory(target: str) -> SinkUri:
     uri = SinkUri.parse(target)
+    if uri.is_topic:
+        raise no_reading(uri.format)
     if uri.is_database:
         raise SourceError(
             "ErrTargetInvalid", "a database shows only its newest cut; read its tables as they are"

@@ -10,9 +10,12 @@ from pyspark_tidemark.lake.databases import MYSQL, POSTGRESQL
 from pyspark_tidemark.lake.delta import DELTA
 from pyspark_tidemark.lake.format import UPSERT, LakeFormat
 from pyspark_tidemark.lake.iceberg import ICEBERG
+from pyspark_tidemark.lake.kafka import KAFKA
 from pyspark_tidemark.lake.parquet import PARQUET
 
-FORMATS: Final = {record.name: record for record in (DELTA, ICEBERG, PARQUET, POSTGRESQL, MYSQL)}
+FORMATS: Final = {
+    record.name: record for record in (DELTA, ICEBERG, PARQUET, POSTGRESQL, MYSQL, KAFKA)
+}
 
 
 def default_modes() -> str:

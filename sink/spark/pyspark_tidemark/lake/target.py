@@ -12,13 +12,13 @@ import unicodedata
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.flight import ChangefeedMeta, Ddl, TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.format import ROW_MODES
@@ -139,6 +139,16 @@ class Target(Protocol):
         """Wait for work that goes on beside the cuts."""
 
 
+@runtime_checkable
+class StatementTarget(Protocol):
+    """What a target offers besides that holds DDL statements themselves, as a log does."""
+
+    def write_statement(self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta) -> None:
+        """Write a statement that is crossed; `before` and `now` are the changefeed below and above
+        its ts. Called after the next cut was announced, and before its rows are written.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTable:
     """One table of a lake."""
@@ -206,12 +216,23 @@ def open_connector(lake_format: str) -> LakeConnector:
         SourceError: ErrTargetInvalid, there is no such format.
     """
     record = find_format(lake_format)
+    if record.is_topic:
+        raise no_reading(lake_format)
     if record.is_database:
         raise SourceError(
             "ErrTargetInvalid", "a database shows only its newest cut; read its tables as they are"
         )
     connector: LakeConnector = record.implementation()()
     return connector
+
+
+def no_reading(lake_format: str) -> SourceError:
+    """The error for whoever would read tables at a cut in a topic."""
+    return SourceError(
+        "ErrTargetInvalid",
+        f"a {lake_format} target is a log: it holds changes, and no tables that could be read at a "
+        "cut, compared with the upstream or repaired; consume its messages",
+    )
 
 
 def _no_repair(table: StoredTable) -> SourceError:

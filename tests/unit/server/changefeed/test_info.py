@@ -114,7 +114,7 @@ def test_sinks_that_a_changefeed_may_have(text):
         ("http://169.254.169.254/latest", "flight://"),
         ("jdbc:x", "postgresql://user@host/db or mysql://"),
         ("jdbc:mysql://u:pw-1@h/d", "mysql://"),
-        ("kafka://broker/topic", "flight://"),
+        ("https://broker/topic", "flight://"),
         ("detla:///lake", "the nearest is delta:///path"),
         ("postgres://me@h/d", "the nearest is postgresql://"),
         ("file:///etc/x", "the nearest is delta:///path"),

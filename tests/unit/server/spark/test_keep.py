@@ -25,7 +25,7 @@ def test_a_lake_is_known_by_its_format_wherever_it_lies():
     ]
     assert all(lake_format(uri) for uri in kept)
     assert not any(
-        lake_format(uri) for uri in ("kafka://broker/topic", "hdfs://nn/lake", "x+delta://a/b")
+        lake_format(uri) for uri in ("pulsar://broker/topic", "hdfs://nn/lake", "x+delta://a/b")
     )
 
 

@@ -217,6 +217,10 @@ RECORD = CutRecord(
 )
 
 
+def test_a_marker_is_that_of_the_golden_file():
+    assert Marker(RECORD, (3, 0, 1)).to_json() == json.loads(GOLDEN.read_text())["marker"]
+
+
 def test_a_marker_reads_back():
     marker = Marker(RECORD, (3, 0, 1))
     assert Marker.from_json(marker.to_json()) == marker
@@ -229,6 +233,6 @@ def test_a_marker_that_cannot_be_read_is_a_named_error(text):
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(
-        json.dumps({name: encoded(each) for name, each in ENCODERS.items()}, indent=1) + "\n"
-    )
+    golden = {name: encoded(each) for name, each in ENCODERS.items()}
+    golden["marker"] = Marker(RECORD, (3, 0, 1)).to_json()
+    GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")

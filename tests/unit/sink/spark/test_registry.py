@@ -22,6 +22,8 @@ def test_the_implementation_that_a_record_names_is_there(name):
     implementation = FORMATS[name].implementation()
     if name in DATABASES:
         assert implementation.format == name
+    elif FORMATS[name].is_topic:
+        assert implementation.empties_with_cut is False
     else:
         assert issubclass(implementation, LakeConnector)
 
@@ -53,6 +55,11 @@ def test_a_database_has_no_older_versions_to_read():
         open_connector("mysql")
 
 
+def test_a_topic_has_no_tables_to_read():
+    with pytest.raises(SourceError, match=r"ErrTargetInvalid.*consume its messages"):
+        open_connector("kafka")
+
+
 def test_a_format_without_repair_says_so():
     class ReadOnly(LakeConnector):
         def open_target(self, arguments: Arguments, spark):
@@ -69,11 +76,11 @@ def test_a_format_without_repair_says_so():
 
 
 def test_help_names_the_default_mode_of_each_format():
-    assert default_modes() == "upsert; of parquet: append"
+    assert default_modes() == "upsert; of parquet: append; of kafka: append"
 
 
 def test_formats_with_jars_have_the_digest_of_each():
-    assert set(JARS) == {"delta", "iceberg", "iceberg-s3"}
+    assert set(JARS) == {"delta", "iceberg", "kafka", "iceberg-s3"}
     assert all(len(digest) == 64 for jars in JARS.values() for digest in jars.digests.values())
 
 

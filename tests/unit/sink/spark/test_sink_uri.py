@@ -41,7 +41,7 @@ def test_other_forms_are_refused_and_no_secret_is_repeated(text):
 
 def test_each_format_has_a_default_mode_and_refuses_what_it_cannot_do():
     assert {name: SinkUri(name, "/x").mode("") for name in FORMATS} == {
-        **dict.fromkeys(FORMATS, "upsert"), "parquet": "append",
+        **dict.fromkeys(FORMATS, "upsert"), "parquet": "append", "kafka": "append",
     }  # fmt: skip
     with pytest.raises(
         SourceError, match=r"ErrModeUnsupported.*parquet target cannot do --mode scd2.*append"
