@@ -79,9 +79,10 @@ class DebeziumJson:
             f'{end},"op":',
             pc.if_else(rows.is_insert, '"c"', op),
             f',"ts_ms":{built_ms},"transaction":null}}',
-            self._schema(_envelope(self._full(table.name), _fields(_types(rows)))) + "}",
         )
-        return Messages(self._keys(table, rows), texts)
+        keys, key_end = self._keys(table, rows)
+        schema = _envelope(self._full(table.name), _fields(_types(rows)))
+        return Messages(keys, texts, key_end, self._schema(schema) + "}")
 
     def statement(self, statement: Statement, built_ms: int) -> Message:
         """See `Encoder`."""
@@ -116,13 +117,13 @@ class DebeziumJson:
         }
         return self._document(payload, _envelope(f"{self.name}.watermark", None))
 
-    def _keys(self, table: TableMeta, rows: Rows) -> Any:
+    def _keys(self, table: TableMeta, rows: Rows) -> tuple[Any, str]:
         names = [*table.key, TABLE_IN_KEY]
         columns = [*rows.key_columns(table.key), pa.array([table.name] * len(rows.op), pa.string())]
         types = [(name, column.type) for name, column in zip(names, columns, strict=True)]
         schema = _struct(f"{self._full(table.name)}.Key", _fields(types))
         payload = objects(names, columns, json_values)
-        return joined('{"payload":', payload, self._schema(schema) + "}")
+        return joined('{"payload":', payload), self._schema(schema) + "}"
 
     def _full(self, table: str) -> str:
         return f"{self.name}.{table}"

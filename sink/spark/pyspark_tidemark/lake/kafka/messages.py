@@ -28,10 +28,20 @@ _LOGICAL_BITS = 18
 
 @dataclasses.dataclass(frozen=True)
 class Messages:
-    """Messages of rows, in their order: two pyarrow string arrays of one length."""
+    """Messages of rows, in their order: two pyarrow string arrays of one length, and how each key
+    and each value ends, besides.
+    """
 
     keys: Any
     values: Any
+    key_end: str = ""
+    """What all keys end with: a schema is many times as long as a row, and comes once like this."""
+    value_end: str = ""
+
+    def texts(self) -> list[tuple[str, str]]:
+        """The messages as they are in the topic, for tests and figures."""
+        pairs = zip(self.keys.to_pylist(), self.values.to_pylist(), strict=True)
+        return [(key + self.key_end, value + self.value_end) for key, value in pairs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,4 +177,5 @@ def joined(*parts: Any) -> Any:
 def longest(messages: Messages) -> int:
     """The bytes of the largest message's key and value; 0 for none."""
     lengths = pc.add(pc.binary_length(messages.keys), pc.binary_length(messages.values))
-    return int(pc.max(lengths).as_py() or 0)
+    ends = len(messages.key_end.encode()) + len(messages.value_end.encode())
+    return int(pc.max(lengths).as_py() or 0) + ends

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from pyspark_tidemark.lake.kafka.messages import Messages
+
 _NAME: Final = "TidemarkSender"
 _SOURCE: Final = (
     """
@@ -34,13 +36,15 @@ public class """
   }
 
   /** Each message to the partition of its key, which is the one that Kafka's own partitioner gives. */
-  public String sendAll(byte[] keys, byte[] keyEnds, byte[] values, byte[] valueEnds) {
-    IntBuffer key = ends(keyEnds);
-    IntBuffer value = ends(valueEnds);
+  public String sendAll(
+      byte[] keys, byte[] keyPlaces, byte[] keyEnd,
+      byte[] values, byte[] valuePlaces, byte[] valueEnd) {
+    IntBuffer key = places(keyPlaces);
+    IntBuffer value = places(valuePlaces);
     int[] counts = new int[partitions];
     for (int i = 0; i + 1 < key.limit(); i++) {
-      byte[] keyBytes = Arrays.copyOfRange(keys, key.get(i), key.get(i + 1));
-      byte[] valueBytes = Arrays.copyOfRange(values, value.get(i), value.get(i + 1));
+      byte[] keyBytes = joined(keys, key.get(i), key.get(i + 1), keyEnd);
+      byte[] valueBytes = joined(values, value.get(i), value.get(i + 1), valueEnd);
       int partition = Utils.toPositive(Utils.murmur2(keyBytes)) % partitions;
       producer.send(new ProducerRecord(topic, Integer.valueOf(partition), keyBytes, valueBytes));
       counts[partition]++;
@@ -58,7 +62,13 @@ public class """
     producer.send(record);
   }
 
-  private static IntBuffer ends(byte[] bytes) {
+  private static byte[] joined(byte[] texts, int begin, int end, byte[] tail) {
+    byte[] whole = Arrays.copyOfRange(texts, begin, end + tail.length);
+    System.arraycopy(tail, 0, whole, end - begin, tail.length);
+    return whole;
+  }
+
+  private static IntBuffer places(byte[] bytes) {
     return ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN).asIntBuffer();
   }
 }
@@ -76,12 +86,14 @@ class Sender:
             arguments.add(argument)
         self._java = constructor.newInstance(arguments.toArray())
 
-    def send_all(self, keys: Any, values: Any) -> list[int]:
-        """Send messages, each to the partition of its key; returns how many went to each partition.
-
-        `keys` and `values` are pyarrow string arrays.
-        """
-        counts = self._java.sendAll(*_buffers(keys), *_buffers(values))
+    def send_all(self, messages: Messages) -> list[int]:
+        """Send messages, each to the partition of its key; returns how many went to each."""
+        counts = self._java.sendAll(
+            *_buffers(messages.keys),
+            messages.key_end.encode(),
+            *_buffers(messages.values),
+            messages.value_end.encode(),
+        )
         return [int(count) for count in counts[1:-1].split(",")]
 
     def send_one(

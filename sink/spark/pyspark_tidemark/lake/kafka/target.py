@@ -59,7 +59,9 @@ class KafkaTarget:
         Raises:
             SourceError: ErrMessageTooLarge; ErrTargetBusy, ErrTargetUnavailable.
         """
-        asked = dataclasses.replace(changes, slices=tuple(map(_with_before, changes.slices)))
+        # As they are sent: fitted to a table's schema they would lose what the rows were before.
+        slices = tuple(map(_with_before, changes.slices))
+        asked = dataclasses.replace(changes, slices=slices, read_schema=None)
         rows, total, built_ms = 0, 0, now_ms()
         for batch in asked.batches():
             own = batch.drop_columns([BEFORE]) if BEFORE in batch.schema.names else batch

@@ -114,7 +114,7 @@ class Topic:
         assert self._sender is not None
         with kafka_errors(self._uri):
             try:
-                counts = self._sender.send_all(messages.keys, messages.values)
+                counts = self._sender.send_all(messages)
             except Py4JJavaError as err:
                 self._raise_ended(err)
         with self._counting:
