@@ -24,12 +24,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pyspark_tidemark.lake.kafka.settings import PROTOCOLS
+
 from tests.bench.lake_feed import BenchFeed
 from tests.bench.lake_processes import cpu_s, rss_mb
+from tests.kafka import running_broker
 from tests.mariadb import running_mariadb
 from tests.postgres import running_postgres
 
-TARGETS = ("noop", "parquet", "delta", "iceberg", "jdbc", "mysql")
+TARGETS = ("noop", "parquet", "delta", "iceberg", "jdbc", "mysql", "canal-json", "debezium-json")
+"""The last two are topics of a Kafka broker, in these protocols."""
 _TICK_S = 0.05
 
 
@@ -42,6 +46,9 @@ def target_uri(target: str, directory: Path) -> Iterator[str]:
     elif target == "mysql":
         with running_mariadb() as maria:
             yield f"{maria.uri}/{maria.database('lake')}"
+    elif target in PROTOCOLS:
+        with running_broker(directory / "kafka") as broker:
+            yield f"kafka://{broker.address}/lake?protocol={target}"
     else:
         yield f"{target}://{directory}/lake"
 

@@ -6,7 +6,8 @@ written and not yet committed (where Delta does both in one call, DELAY_MS into 
 after the first table's commit, at `manifest` before the cut is made visible, at `ack` before it is
 acknowledged, at `commit` before Spark's commit log, at `random` DELAY_MS after the cut began; from
 there on at `rewrite` when Delta's files are joined and not committed, at `rewritten` when they are;
-`never`. WAY chooses how rows are written: `driver`, `tasks`.
+at `markers` when a topic has a marker of the cut that is not committed; `never`. WAY chooses how
+rows are written: `driver`, `tasks`.
 """
 
 import os
@@ -25,13 +26,17 @@ from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
+from pyspark_tidemark.lake.kafka.manifest import KafkaManifest
+from pyspark_tidemark.lake.kafka.sender import Sender
+from pyspark_tidemark.lake.kafka.target import KafkaTarget
+from pyspark_tidemark.lake.kafka.topic import Topic
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.parquet import target as changelog
 
 from tests.around import wrap
 
 STEPS = ("files", "tables", "manifest", "ack", "commit", "random")
-STEPS_OF = {"delta": (*STEPS, "rewrite", "rewritten")}
+STEPS_OF = {"delta": (*STEPS, "rewrite", "rewritten"), "kafka": (*STEPS, "markers")}
 """Those of targets that have more."""
 WAYS = ("driver", "tasks")
 TARGETS = (DeltaTarget, IcebergTarget, DatabaseTarget, changelog.ChangelogTarget)
@@ -62,7 +67,11 @@ class Death:
         for target in TARGETS:
             for name in ("create", "apply"):
                 wrap(target, name, after=lambda: self._at("tables"))
-        for manifest in (FileManifest, DatabaseManifest, CatalogManifest):
+        for name in ("create", "apply"):
+            wrap(KafkaTarget, name, after=lambda: self._at("tables"))
+        wrap(Topic, "send", after=lambda: self._at("files"))
+        wrap(Sender, "send_one", after=lambda: self._at("markers"))
+        for manifest in (FileManifest, DatabaseManifest, CatalogManifest, KafkaManifest):
             wrap(manifest, "commit", before=lambda: self._at("manifest"))
         wrap(CutApplier, "acknowledge", before=lambda: self._at("ack"))
         wrap(job.Job, "_report", after=lambda: self._at("commit"))
