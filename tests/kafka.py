@@ -36,12 +36,15 @@ class Broker:
     """One broker that is its own controller; `kill` and `start` keep what it holds."""
 
     def __init__(self, directory: Path, settings: dict[str, str] | None = None) -> None:
+        """`settings` are the broker's own, besides."""
         self._directory = directory
-        self.port, self.sasl_port, self._controller = free_ports(3)
+        self.port, self.sasl_port, self.tls_port, self._controller = free_ports(4)
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True, exist_ok=True)
         self._properties = directory / "server.properties"
-        lines = [f"{name}={value}" for name, value in (self._settings() | (settings or {})).items()]
+        own = settings or {}
+        all_settings = self._settings(has_tls=bool(own.keys() & tls_settings(Path()))) | own
+        lines = [f"{name}={value}" for name, value in all_settings.items()]
         self._properties.write_text("\n".join(lines) + "\n")
         self._run_tool("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c")
 
@@ -54,6 +57,11 @@ class Broker:
     def sasl_address(self) -> str:
         """Where they must be `USER` with `PASSWORD`, by PLAIN."""
         return f"127.0.0.1:{self.sasl_port}"
+
+    @property
+    def tls_address(self) -> str:
+        """Where they need TLS, if the broker was given certificates: see `tls_settings`."""
+        return f"127.0.0.1:{self.tls_port}"
 
     def start(self) -> None:
         """Start the process, and wait until it serves."""
@@ -84,7 +92,8 @@ class Broker:
     def _ready_count(self) -> int:
         return self._log.read_text().count("Kafka Server started") if self._log.exists() else 0
 
-    def _settings(self) -> dict[str, str]:
+    def _settings(self, *, has_tls: bool) -> dict[str, str]:
+        tls = f"SSL://127.0.0.1:{self.tls_port}," if has_tls else ""
         jaas = "org.apache.kafka.common.security.plain.PlainLoginModule"
         return {
             "process.roles": "broker,controller",
@@ -93,11 +102,11 @@ class Broker:
             "controller.listener.names": "CONTROLLER",
             "listeners": f"PLAINTEXT://127.0.0.1:{self.port},"
             f"SASL_PLAINTEXT://127.0.0.1:{self.sasl_port},"
-            f"CONTROLLER://127.0.0.1:{self._controller}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port},"
+            f"{tls}CONTROLLER://127.0.0.1:{self._controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port},{tls}"
             f"SASL_PLAINTEXT://127.0.0.1:{self.sasl_port}",
             "listener.security.protocol.map": (
-                "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT"
+                "PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT"
             ),
             "sasl.enabled.mechanisms": "PLAIN",
             "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
@@ -126,6 +135,19 @@ class Broker:
                 stderr=log,
                 cwd=self._directory,
             )
+
+
+def tls_settings(directory: Path) -> dict[str, str]:
+    """Those of a broker that asks clients for certificates: `server.pem` is its own, with its key,
+    and `ca.pem` the authority's.
+    """
+    return {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(directory / "server.pem"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(directory / "ca.pem"),
+        "ssl.client.auth": "required",
+    }
 
 
 @contextmanager

@@ -3,12 +3,12 @@ CUTS]`.
 
 A real cluster (`tidemark up`) and a bank whose tellers never rest; the lake job is killed N times,
 each time at a seeded step of a seeded cut or by the loss of a process beside it (a source worker of
-Spark, the capture). At last the tellers stop, the job runs to the store's newest commit_ts, and
-every row of the lake is compared with the store at exactly that cut. With `--age`, the lake first
-grows old: so many cuts in several lives that end by SIGTERM. The last line is the result as JSON,
-with the longest time without a new cut from the first kill on; the exit status says whether the
-lake is equal. A run that fails leaves its directory, with lake and logs, for whoever looks for the
-cause.
+Spark, the capture, a topic's broker). At last the tellers stop, the job runs to the store's newest
+commit_ts, and every row of the lake is compared with the store at exactly that cut. With `--age`,
+the lake first grows old: so many cuts in several lives that end by SIGTERM. The last line is the
+result as JSON, with the longest time without a new cut from the first kill on; the exit status says
+whether the lake is equal. A run that fails leaves its directory, with lake and logs, for whoever
+looks for the cause.
 """
 
 import argparse
@@ -48,6 +48,7 @@ from tests.e2e.kill_target import TARGETS, Lake, opened
 _ACCOUNTS, _TELLERS, _CLIENT = 60, 2, "own"
 _AGING_LIVES, _AGING_S = 4, 3600.0
 _LIFE_S, _END_S = 180.0, 800.0
+_OUTAGES, _OUTAGE_WITHIN_S = 0.4, 30.0
 _CHANGEFEED = "bank"
 
 
@@ -160,12 +161,14 @@ class Matrix:
         process = await self.start(step, cut, delay_ms, way)
         async with asyncio.TaskGroup() as tasks:
             accident = tasks.create_task(self._accidents(process, *beside))
+            outage = tasks.create_task(self._outage())
             try:
                 async with asyncio.timeout(_LIFE_S):
                     status = await process.wait()
             except TimeoutError:
                 step, status = "late", -signal.SIGKILL
             accident.cancel()
+            await outage
         await bury(process)
         if status == -signal.SIGKILL:
             self.killed[f"driver at {step}"] += 1
@@ -180,6 +183,15 @@ class Matrix:
         for happens, kind in ((capture, "capture"), (worker, "source worker"), (again, "capture")):
             if happens and await self.lines(process, 1):
                 self._kill(process.pid if kind == "source worker" else self.cluster_pid, kind)
+
+    async def _outage(self) -> None:
+        """The broker of a topic is killed at a random time in some lives, and comes back."""
+        if self.lake.broker is None or self.dice.random() > _OUTAGES:
+            return
+        await asyncio.sleep(self.dice.uniform(0, _OUTAGE_WITHIN_S))
+        self.lake.broker.kill()
+        self.killed["broker"] += 1
+        await asyncio.to_thread(self.lake.broker.start)
 
     def _kill(self, root: int, kind: str) -> None:
         mark = "capture" if kind == "capture" else "pyspark"

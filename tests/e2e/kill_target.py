@@ -32,7 +32,7 @@ from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.sink_uri import SinkUri
 
-from tests.kafka import running_broker
+from tests.kafka import Broker, running_broker
 from tests.kafka_messages import Received, received, row_messages
 from tests.mariadb import running_mariadb
 from tests.nessie import running_nessie
@@ -49,6 +49,8 @@ class Lake:
     """A target of the lake job."""
 
     uri: str
+    broker: Broker | None = None
+    """Of a topic: it may be killed, and comes back."""
 
     def cuts(self, changefeed: str) -> list[CutRecord]:
         """All cuts that the lake's manifest has, also while its job runs."""
@@ -102,7 +104,7 @@ def opened(target: str, directory: Path) -> Iterator[Lake]:
     elif target == "kafka":
         with running_broker(directory / "kafka") as broker:
             options = "protocol=debezium-json&debezium-disable-schema=true"
-            yield Lake(f"kafka://{broker.address}/lake?{options}")
+            yield Lake(f"kafka://{broker.address}/lake?{options}", broker)
     elif target == "iceberg-rest":
         with S3().running() as s3, running_nessie(directory, s3) as uri:
             _write_settings(directory / "spark", {"type": "rest", "uri": uri} | s3.settings())

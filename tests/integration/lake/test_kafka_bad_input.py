@@ -2,6 +2,7 @@
 that is down for a while only makes the job wait, and nothing is there twice.
 """
 
+import subprocess
 import threading
 
 import pytest
@@ -15,7 +16,7 @@ from pyspark_tidemark.lake.kafka.topic import Topic
 from pyspark_tidemark.sink_uri import SinkUri
 
 from tests.integration.lake.test_kafka import applier, changes_of, uri_of
-from tests.kafka import PASSWORD, USER, running_broker
+from tests.kafka import PASSWORD, USER, running_broker, tls_settings
 from tests.kafka_messages import received, row_messages
 
 pytestmark = pytest.mark.timeout(400)
@@ -55,6 +56,49 @@ def test_a_wrong_password_is_a_named_error_without_the_password(
     assert "geheim-12345" not in shown
     settings = spark.sparkContext.getConf().getAll()
     assert "geheim-12345" not in str(settings)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """An authority, a broker's certificate and a client's, by openssl."""
+    directory = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments):
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+    new = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1")
+    openssl(*new, "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem")
+    (directory / "san").write_text("subjectAltName=IP:127.0.0.1")
+    for name in ("server", "client"):
+        request = ("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}")
+        openssl(*request, "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signed = ("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key")
+        openssl(*signed, "-days", "1", "-extfile", "san", "-out", f"{name}.crt")
+    both = (directory / "server.key").read_text() + (directory / "server.crt").read_text()
+    (directory / "server.pem").write_text(both)
+    return directory
+
+
+def test_over_tls_a_client_needs_its_certificate(
+    changefeed, spark, broker, certificates, tmp_path, upstream, monkeypatch
+):
+    del broker
+    for timeout in ("_CALL_TIMEOUT_MS", "_REQUEST_TIMEOUT_MS"):
+        monkeypatch.setattr(client, timeout, 10_000)
+    with running_broker(tmp_path / "kafka", tls_settings(certificates)) as server:
+        place = f"kafka://{server.tls_address}/lake?protocol=canal-json&enable-tls=true"
+        ours = f"&cert={certificates}/client.crt&key={certificates}/client.key"
+        uri = SinkUri.parse(f"{place}&ca={certificates}/ca.pem{ours}")
+        with KafkaManifest.opened(spark, uri, "bank") as manifest:
+            applier(changefeed, manifest).apply(Cut(0, 0, 1000))
+        rows = row_messages(received(spark, server.address, "lake"))
+        assert len(rows) == len(upstream.accounts.rows) + len(upstream.kinds.rows)
+        for lacking in (f"{place}&ca={certificates}/ca.pem", f"{place}{ours}"):
+            with pytest.raises(SourceError, match=r"ErrCredentials|ErrTargetUnavailable"):
+                opened(spark, SinkUri.parse(lacking))
+        wrong = f"{place}&ca={certificates}/ca.pem&cert={certificates}/client.crt"
+        with pytest.raises(SourceError, match=r"ErrCredentials"):
+            opened(spark, SinkUri.parse(f"{wrong}&key={certificates}/san"))
 
 
 def test_a_topic_that_is_not_there_is_made_only_if_that_is_allowed(spark, broker, topic):

@@ -46,6 +46,8 @@ _LOGIN_FAILED: Final = (
     "SslAuthenticationException",
     "IllegalSaslStateException",
     "UnsupportedSaslMechanismException",
+    # What is in a PEM file is not what its option says.
+    "InvalidConfigurationException",
 )
 _FENCED: Final = ("ProducerFencedException", "InvalidProducerEpochException")
 _TOO_LARGE: Final = ("RecordTooLargeException", "RecordBatchTooLargeException")
