@@ -16,6 +16,7 @@ LONGEST: Final = (
     "lake/test_remote.py",
     "mysql/test_in_use.py",
     "lake/test_barrier_deaths.py",
+    "lake/test_kafka_ddl.py",
     "lake/test_delta_logs.py",
     "verify/test_verify.py",
     "lake/test_random_lives.py",

@@ -7,9 +7,12 @@ from decimal import Decimal
 
 import pytest
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
+from pyspark_tidemark.lake.kafka.client import Clients
 from pyspark_tidemark.lake.kafka.manifest import KafkaManifest
 from pyspark_tidemark.lake.kafka.target import KafkaTarget
+from pyspark_tidemark.lake.kafka.topic import Topic
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -178,9 +181,39 @@ def test_a_cut_that_was_begun_and_not_committed_is_not_seen(
     assert len(everything) > len(messages)
 
 
-def changes_of(changefeed, table, start_ts, end_ts):
-    from pyspark_tidemark.lake.changes import Changes
+def test_the_marker_is_found_behind_everything_that_was_aborted(changefeed, spark, broker, topic):
+    uri = uri_of(broker, topic, "partition-num=1")
+    with KafkaManifest.opened(spark, uri, "bank") as manifest:
+        applier(changefeed, manifest).apply(Cut(0, 0, 10))
+        manifest.announce(10, 1000)
+        target = applier(changefeed, manifest)._target
+        for _ in range(20):
+            target.apply(changes_of(changefeed, "bank.accounts", 10, 1000))
+    aborted = received(spark, broker.address, topic, "read_uncommitted")
+    assert len(aborted) > 1600
+    with KafkaManifest.opened(spark, uri, "bank") as manifest:
+        assert manifest.last.end_ts == 10
 
+
+def test_a_topic_that_is_empty_again_stops_a_job_with_a_checkpoint(
+    changefeed, spark, broker, topic
+):
+    uri = uri_of(broker, topic, "partition-num=1")
+    with KafkaManifest.opened(spark, uri, "bank") as manifest:
+        applier(changefeed, manifest).apply(Cut(0, 0, 10))
+    clients = Clients(spark, uri)
+    gone = clients.classes.java.util.ArrayList()
+    gone.add(topic)
+    admin = clients.admin()
+    admin.deleteTopics(gone).all().get()
+    admin.close()
+    with KafkaManifest.opened(spark, uri, "bank") as manifest:
+        assert manifest.last is None
+        with pytest.raises(SourceError, match=r"ErrCutGap.*the lake is gone"):
+            applier(changefeed, manifest).apply(Cut(1, 10, 30))
+
+
+def changes_of(changefeed, table, start_ts, end_ts):
     meta = changefeed.describe(start_ts).tables[table]
     slices = tuple(changefeed.plan(start_ts, end_ts, [table]))
     return Changes(meta, start_ts, end_ts, slices, changefeed, {})
@@ -240,9 +273,6 @@ def test_a_message_of_somebody_else_behind_the_marker_does_not_hide_it(
 
 def send_foreign(spark, broker, topic, count):
     """Messages of a producer without transactions, into the first partition."""
-    from pyspark_tidemark.lake.kafka.client import Clients
-    from pyspark_tidemark.lake.kafka.topic import Topic
-
     clients = Clients(spark, uri_of(broker, topic))
     Topic(clients)  # makes it
     settings = clients._configuration({})

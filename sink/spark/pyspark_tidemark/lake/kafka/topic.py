@@ -7,9 +7,10 @@ that may not write there stops nobody.
 
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut_record import CutRecord
@@ -154,13 +155,11 @@ class Topic:
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        try:
+        # What cannot be given up now, as the brokers or the JVM are gone, the next job ends.
+        with suppress(Py4JError):
             if self._is_open:
                 producer.abortTransaction()
-        except Py4JJavaError:
-            # The next job ends it.
-            pass
-        finally:
+        with suppress(Py4JError):
             self._properties().remove(self._place())
             producer.close(self._duration(0))
 
