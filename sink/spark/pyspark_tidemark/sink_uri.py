@@ -260,6 +260,8 @@ class SinkUri:
         if wrong := kafka.option_faults(dict(parse_qsl(parts.query, keep_blank_values=True))):
             raise _invalid(f"options of the sink URI: {'; '.join(wrong)}")
         options = _options(parts, tuple(kafka.OPTIONS), settings=kafka.SHARED)
+        if fault := kafka.login_fault(hosts, dict(options)):
+            raise _invalid(fault)
         check_reference(dict(options))
         return cls(parts.scheme, name, hosts, options=options)
 

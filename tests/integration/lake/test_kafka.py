@@ -294,6 +294,16 @@ def test_a_document_that_no_topic_takes_is_a_named_error(changefeed, spark, brok
         applier(changefeed, manifest).apply(Cut(0, 0, 1000))
 
 
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+def test_compressed_messages_read_back(changefeed, spark, broker, topic, compression, upstream):
+    with KafkaManifest.opened(
+        spark, uri_of(broker, topic, f"compression={compression}"), "bank"
+    ) as manifest:
+        applier(changefeed, manifest).apply(Cut(0, 0, 1000))
+    rows = row_messages(received(spark, broker.address, topic))
+    assert len(rows) == len(upstream.accounts.rows) + len(upstream.kinds.rows)
+
+
 def test_every_marker_has_the_checksums_of_its_cut(changefeed, spark, broker, topic):
     keep(changefeed, spark, uri_of(broker, topic))
     for each in received(spark, broker.address, topic):

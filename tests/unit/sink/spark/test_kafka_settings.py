@@ -8,6 +8,7 @@ from pyspark_tidemark.sink_uri import SinkUri, redacted
 
 UNUSUAL = "debezium-disable-schema=true&auto-create-topic=false&enable-tidb-extension=true"
 LOGIN = "sasl-user=alice&sasl-mechanism=SCRAM-SHA-512&password-env=TIDEMARK_SECRET_KAFKA"
+CLEAR = LOGIN.replace("SCRAM-SHA-512", "PLAIN")
 
 
 def test_brokers_and_topic_are_its_place():
@@ -67,6 +68,7 @@ def test_options_are_those_of_ticdc(given, expected):
         ("kafka://k/t?protocol=canal-json&schema-evolution=ignore", "columns of their row"),
         ("kafka://k/t?protocol=canal-json&password-env=HOME&sasl-user=a", "belong together"),
         (f"kafka://k/t?protocol=canal-json&{LOGIN}X&password-file=/p", "two ways"),
+        (f"kafka://127.0.0.1,k/t?protocol=canal-json&{CLEAR}", "add enable-tls=true"),
     ],
 )
 def test_what_is_wrong_is_said_with_what_to_do(given, advice):
@@ -76,6 +78,17 @@ def test_what_is_wrong_is_said_with_what_to_do(given, advice):
     assert advice in raised.value.message
     assert "secret" not in str(raised.value).replace("TIDEMARK_SECRET", "")
     assert "secret" not in redacted(given).replace("TIDEMARK_SECRET", "")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "kafka://127.0.0.1:9092,localhost,[::1]:1/t?protocol=canal-json",
+        "kafka://k/t?protocol=canal-json&enable-tls=true",
+    ],
+)
+def test_a_password_may_go_as_it_is_by_tls_and_inside_of_a_machine(given):
+    assert SinkUri.parse(f"{given}&{CLEAR}").option("sasl-user") == "alice"
 
 
 def test_a_login_goes_into_the_clients_configuration_quoted(monkeypatch):

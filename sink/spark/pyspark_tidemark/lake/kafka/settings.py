@@ -136,6 +136,22 @@ def addresses(text: str) -> str:
     return ",".join(whole) if fits else ""
 
 
+def login_fault(brokers: str, options: Mapping[str, str]) -> str:
+    """Why a password would go to brokers in the clear; nothing if it does not."""
+    is_clear = options.get("sasl-mechanism", "").lower() == "plain"
+    hosts = [each.rpartition(":")[0] for each in brokers.split(",")]
+    if not is_clear or options.get("enable-tls") == "true" or all(map(_is_loopback, hosts)):
+        return ""
+    return (
+        "sasl-mechanism=plain sends the password as it is, to whoever answers: add "
+        "enable-tls=true, or take scram-sha-512"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "[::1]") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
+
+
 def option_faults(options: Mapping[str, str]) -> list[str]:
     """What is wrong with options that are known by name, each and together."""
     said = [
