@@ -17,7 +17,17 @@ import org.apache.kafka.clients.consumer.*;
 import org.apache.kafka.common.*;
 
 public class TopicReader {
-  public static String readAll(Object given, String topic) {
+  // A commit is told before every partition has it: `all` sees what is decided on or not.
+  private static Map ends(Consumer consumer, Consumer all, List parts) throws Exception {
+    Map latest = all.endOffsets(parts);
+    for (int i = 0; i < 100 && !latest.equals(consumer.endOffsets(parts)); i++) {
+      Thread.sleep(20);
+    }
+    all.close();
+    return consumer.endOffsets(parts);
+  }
+
+  public static String readAll(Object given, Object all, String topic) throws Exception {
     Consumer consumer = (Consumer) given;
     List parts = new ArrayList();
     for (Iterator it = consumer.partitionsFor(topic).iterator(); it.hasNext();) {
@@ -25,11 +35,12 @@ public class TopicReader {
     }
     if (parts.isEmpty()) {
       consumer.close();
+      ((Consumer) all).close();
       return "";
     }
     consumer.assign(parts);
     consumer.seekToBeginning(parts);
-    Map ends = consumer.endOffsets(parts);
+    Map ends = ends(consumer, (Consumer) all, parts);
     StringBuilder out = new StringBuilder();
     for (boolean more = true; more;) {
       ConsumerRecords polled = consumer.poll(Duration.ofMillis(200));
@@ -92,15 +103,18 @@ def received(
     bytes_of = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
     for name, value in {
         "bootstrap.servers": address,
-        "isolation.level": isolation,
         "key.deserializer": bytes_of,
         "value.deserializer": bytes_of,
     }.items():
         settings.put(name, value)
-    consumer = classes.org.apache.kafka.clients.consumer.KafkaConsumer(settings)
+    consumers = []
+    for level in (isolation, "read_uncommitted"):
+        settings.put("isolation.level", level)
+        consumers.append(classes.org.apache.kafka.clients.consumer.KafkaConsumer(settings))
+    consumer, everything = consumers
     reader = _compiled(classes, consumer.getClass().getClassLoader()).getConstructors()[0]
     empty = classes.java.util.ArrayList().toArray()
-    lines = reader.newInstance(empty).readAll(consumer, topic).splitlines()
+    lines = reader.newInstance(empty).readAll(consumer, everything, topic).splitlines()
     return sorted(map(_received, lines), key=lambda each: (each.partition, each.offset))
 
 
