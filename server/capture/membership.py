@@ -5,12 +5,15 @@ whoever is elected next starts from the metadata.
 """
 
 import asyncio
+import hashlib
 import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Final
 
 import structlog
+from tidemarkpb.v1 import worker_pb2
 
 from server.capture.errors import CaptureUnknownError, LastCaptureError, NotOwnerError
 from server.capture.fence import Fence, free_from_dead
@@ -29,6 +32,12 @@ _RETRY_S = 1.0
 _log = structlog.get_logger(__name__)
 
 
+_CONTRACT: Final = hashlib.sha256(worker_pb2.DESCRIPTOR.serialized_pb).hexdigest()[:8]
+"""Tells the contract that the captures of a build have with each other: builds of one version may
+have different ones.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureRecord:
     """One capture as the metadata holds it."""
@@ -36,7 +45,7 @@ class CaptureRecord:
     id: str
     address: str
     flight_address: str
-    version: str = CREATOR_VERSION
+    version: str = f"{CREATOR_VERSION}+{_CONTRACT}"
 
 
 @dataclass(frozen=True, slots=True)
