@@ -297,7 +297,8 @@ class CutApplier:
         end_ts: int,
         slices: Sequence[SliceEndpoint],
     ) -> Changes:
-        schema = None if table is read else read.schema
+        # A description that came again is another object: rows are fitted only where columns differ.
+        schema = None if table.schema.equals(read.schema) else read.schema
         return Changes(
             table,
             start_ts,
