@@ -159,6 +159,8 @@ class Run:
     async def release(self, span: Span) -> None:
         """Pull and serve a table no more: another capture does; none is no error."""
         async with self._moving:
+            # The sink first: while its puller ends, the table would hold back all others.
+            await asyncio.to_thread(self.sink.remove_table, span)
             gate = await self.pulling.end(span) if self.pulling is not None else None
             await asyncio.to_thread(self._remove, gate, span)
             self._assignment.catalog.release(span)

@@ -27,9 +27,11 @@ FEED = "moves"
 class Gaps:
     """A reader, which remembers the longest time in which it got no row."""
 
-    def __init__(self, cluster: Cluster, start_ts: int) -> None:
-        self._reader = Reader(cluster, FEED)
+    def __init__(self, cluster: Cluster, start_ts: int, changefeed: str = FEED) -> None:
+        self._reader = Reader(cluster, changefeed)
         self._at_ts, self._ends = start_ts, False
+        self.locations: set[str] = set()
+        """Where the rows of the newest cut are served."""
         self._got_s, self._longest_s = time.monotonic(), 0.0
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -53,7 +55,9 @@ class Gaps:
         end_ts = self._reader.ask("latest", start=self._at_ts, wait_ms=200)["ts"]
         if end_ts <= self._at_ts:
             return
-        if self._reader.ask("plan", start=self._at_ts, end=end_ts)["slices"]:
+        slices = self._reader.ask("plan", start=self._at_ts, end=end_ts)["slices"]
+        if slices:
+            self.locations = {each["locations"][0] for each in slices}
             now_s = time.monotonic()
             self._longest_s, self._got_s = max(self._longest_s, now_s - self._got_s), now_s
         self._reader.ask("ack", ts=end_ts)

@@ -196,6 +196,7 @@ class _ReportedProgress:
     def __init__(self) -> None:
         self.tables = 0
         self._known: dict[Span, tuple[int, int]] = {}
+        self._position = (0, 0)
         self._spoke_s = float("-inf")
 
     def changes(self, hosted: Hosted) -> pb.ShareProgress | None:
@@ -214,9 +215,11 @@ class _ReportedProgress:
         self.tables = len(spans)
         moved = [status for span in spans if (status := self._moved(sink, span))]
         now_s = asyncio.get_running_loop().time()
-        if not moved and now_s - self._spoke_s < _SPEAK_EVERY_S:
+        # A share without tables is as far as its barrier, and the whole is no further than that.
+        has_moved = bool(moved) or (resolved_ts, checkpoint_ts) != self._position
+        if not has_moved and now_s - self._spoke_s < _SPEAK_EVERY_S:
             return None
-        self._spoke_s = now_s
+        self._spoke_s, self._position = now_s, (resolved_ts, checkpoint_ts)
         return pb.ShareProgress(
             resolved_ts=resolved_ts,
             checkpoint_ts=checkpoint_ts,
