@@ -12,11 +12,11 @@ round tries it again.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
 from gcsafepoint.worker.cluster import Cluster
-from gcsafepoint.worker.election import LeaseLostError
+from gcsafepoint.worker.election import Fence, LeaseLostError, write_fenced
 from gcsafepoint.worker.records import DONE, PENDING, SAFE_POINT_TS, Records, read_ts
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
 from storage.model.span import KeyRange
@@ -27,7 +27,6 @@ MAX_KEY_BYTES = 8192
 KEPT_MS = 24 * 3600 * 1000
 # a store that hangs holds up its range for minutes; the other ranges go on meanwhile
 _CONCURRENT_RANGES = 4
-Fence = Callable[[], Mapping[str, int]]
 
 
 class DeleteRangeError(InvalidError):
@@ -239,15 +238,13 @@ async def delete_first(
     async def one(delete_range: DeleteRange) -> None:
         # Only when every store has destroyed it is it done; a crash before the write repeats it,
         # which is harmless.
+        changes: dict[str, str | None]
         if err := await _destroy(cluster, delete_range, report):
-            await records.write(
-                {PENDING + delete_range.name: delete_range.failed(str(err)).to_json()}, fence()
-            )
+            changes = {PENDING + delete_range.name: delete_range.failed(str(err)).to_json()}
         else:
             done = delete_range.destroyed(now_ms).to_json()
-            await records.write(
-                {PENDING + delete_range.name: None, DONE + delete_range.name: done}, fence()
-            )
+            changes = {PENDING + delete_range.name: None, DONE + delete_range.name: done}
+        await write_fenced(records, fence, changes)
 
     await _all(one, ranges)
 
@@ -260,7 +257,7 @@ async def delete_again(
     async def one(delete_range: DeleteRange) -> None:
         err = await _destroy(cluster, delete_range, report)
         failed = delete_range.failed(str(err)).to_json() if err else None
-        await records.write({DONE + delete_range.name: failed}, fence())
+        await write_fenced(records, fence, {DONE + delete_range.name: failed})
 
     await _all(one, ranges)
 

@@ -18,11 +18,11 @@ from itertools import takewhile
 
 from gcsafepoint.worker.cluster import Cluster, walk
 from gcsafepoint.worker.config import CENTRAL, GCConfig
+from gcsafepoint.worker.election import Fence, write_fenced
 from gcsafepoint.worker.records import DO_GC, Records
 from storage.model.errors import InvalidError, TidemarkError
 from storage.model.span import KeyRange
 
-Fence = Callable[[], Mapping[str, int]]
 Report = Callable[[TidemarkError | None], None]
 """Called once for every region: with None when it was collected, with the error when it was not."""
 
@@ -58,6 +58,7 @@ class CentralGC:
 
         Raises:
             CollectUnsupportedError: the stores collect by themselves only.
+            LeaseLostError: another worker leads; what is left is its work.
         """
 
         async def step(within: KeyRange) -> bytes | None:
@@ -74,15 +75,18 @@ class CentralGC:
 
         async def ended(within: KeyRange) -> None:
             if not self._superseded() and ranges.reached(within):
-                await self._records.write({DO_GC: ranges.position.to_json()}, self._fence())
+                await self._write(ranges.position.to_json())
 
         stores = ranges.by_store()
         await walk(stores, config.workers(len(stores)), step, ended)
         # The position is the newer round's by now.
         if self._superseded():
             return False
-        await self._records.write({DO_GC: None}, self._fence())
+        await self._write(None)
         return True
+
+    async def _write(self, position: str | None) -> None:
+        await write_fenced(self._records, self._fence, {DO_GC: position})
 
 
 async def check_mode(cluster: Cluster, config: GCConfig) -> None:

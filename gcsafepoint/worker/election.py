@@ -39,6 +39,20 @@ class LeaseLostError(ConflictError):
     code = "ErrGCLeaseLost"
 
 
+Fence = Callable[[], Mapping[str, int]]
+"""What a leader's writes must expect, asked for at each of them (`Election.fence`)."""
+
+
+async def write_fenced(records: Records, fence: Fence, changes: Mapping[str, str | None]) -> None:
+    """Write as the leader; durable when it returns.
+
+    Raises:
+        LeaseLostError: another worker leads, and nothing was written.
+    """
+    if not await records.write(changes, fence()):
+        raise LeaseLostError("another worker became GC leader while this one was in a round")
+
+
 class Move(enum.Enum):
     """What a worker does at a tick."""
 

@@ -32,7 +32,12 @@ from gcsafepoint.worker.delete_ranges import (
     load_due,
 )
 from gcsafepoint.worker.do_gc import CentralGC
-from gcsafepoint.worker.election import CoordinatorClock, Election, LeaseLostError
+from gcsafepoint.worker.election import (
+    CoordinatorClock,
+    Election,
+    LeaseLostError,
+    write_fenced,
+)
 from gcsafepoint.worker.records import (
     COLLECTED_TS,
     LAST_RUN_TIME,
@@ -386,8 +391,7 @@ class GCLeader:
             self._listener.round_not_recorded(gc_round, err)
 
     async def _write(self, changes: dict[str, str | None]) -> None:
-        if not await self._records.write(changes, self._election.fence):
-            raise LeaseLostError("another worker became GC leader while this one was in a round")
+        await write_fenced(self._records, lambda: self._election.fence, changes)
 
     @asynccontextmanager
     async def _stage(self, stage: Stage, round_id: int) -> AsyncIterator[None]:

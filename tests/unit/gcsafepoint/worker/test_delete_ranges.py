@@ -166,10 +166,29 @@ async def test_losing_the_lease_stops_before_the_next_range(cluster: Any, record
     assert len(await load(records, PENDING)) == 2
 
 
-async def test_a_fenced_leader_moves_no_record(cluster: Any, records: Any) -> None:
+async def test_a_fenced_leader_moves_no_record_and_touches_no_further_range(
+    cluster: Any, records: Any, unavailable: Any
+) -> None:
+    for number in range(10, 30):
+        await register(records, table(number))
+    for cluster.failing in ({}, {"destroy on one": unavailable}):
+        cluster.diary.clear()
+        with pytest.raises(LeaseLostError, match="another worker became GC leader"):
+            await run(cluster, records, fence=lambda: {"leader": 7})
+        assert len(await load(records, PENDING)) == 20
+        # four at once, on two stores
+        assert len(cluster.diary) <= 8
+
+
+async def test_a_fenced_leader_forgets_no_range_that_was_destroyed_again(
+    cluster: Any, records: Any
+) -> None:
     await register(records, table(1))
-    await run(cluster, records, fence=lambda: {"leader": 7})
-    assert len(await load(records, PENDING)) == 1
+    await run(cluster, records)
+    cluster.now_ms += KEPT_MS
+    with pytest.raises(LeaseLostError, match="another worker became GC leader"):
+        await run(cluster, records, fence=lambda: {"leader": 7})
+    assert len(await load(records, DONE)) == 1
 
 
 async def test_registering_twice_is_once_but_another_range_is_refused(records: Any) -> None:
