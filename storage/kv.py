@@ -5,6 +5,7 @@ its Protocol and its write batch.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from storage.codec import prefix_end
@@ -54,6 +55,15 @@ class Snapshot(Reader, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """How many keys one `KV.delete_some` deleted, their bytes together, and where to go on."""
+
+    keys: int
+    key_bytes: int
+    next_key: bytes
+
+
 class KV(Reader, Protocol):
     """An ordered store of bytes; safe to call from several threads."""
 
@@ -71,9 +81,8 @@ class KV(Reader, Protocol):
         """
         ...
 
-    def delete_some(self, lower: bytes, upper: bytes, most: int) -> tuple[int, bytes]:
-        """Delete the first `most` keys of `lower <= key < upper`; returns how many there were,
-        and where to go on.
+    def delete_some(self, lower: bytes, upper: bytes, most: int) -> Deleted:
+        """Delete the first `most` keys of `lower <= key < upper`; fewer only at its end.
 
         Durable with the next synced write.
         """

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import plyvel
 import structlog
 
-from storage.kv import WriteBatch
+from storage.kv import Deleted, WriteBatch
 from storage.leveldb_files import Damage, find_log_damage, find_table_damage
 from storage.model.errors import CorruptError, UnavailableError
 
@@ -205,14 +205,14 @@ class LevelDB(_View):
     def delete_range(self, lower: bytes, upper: bytes) -> int:
         """See `KV.delete_range`."""
         deleted, first = 0, lower
-        while (following := self.delete_some(first, upper, _DELETE_BATCH))[0]:
-            deleted += following[0]
-            first = following[1]
+        while (part := self.delete_some(first, upper, _DELETE_BATCH)).keys:
+            deleted += part.keys
+            first = part.next_key
         if deleted:
             self.compact(lower, upper)
         return deleted
 
-    def delete_some(self, lower: bytes, upper: bytes, most: int) -> tuple[int, bytes]:
+    def delete_some(self, lower: bytes, upper: bytes, most: int) -> Deleted:
         """See `KV.delete_some`; values are not read into Python."""
         batch, key = WriteBatch(), lower
         try:
@@ -227,7 +227,7 @@ class LevelDB(_View):
             raise self._damages.read_failed(err, key, upper) from err
         if batch:
             self.write(batch, sync=False)
-        return len(batch), key + b"\0"
+        return Deleted(len(batch), sum(map(len, batch.ops)), key + b"\0")
 
     def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
         """See `KV.approximate_bytes`: tables on disk, to a block; not the last write buffer."""

@@ -3,7 +3,7 @@
 import bisect
 from collections.abc import Iterator
 
-from storage.kv import WriteBatch
+from storage.kv import Deleted, WriteBatch
 
 
 class MemoryKV:
@@ -48,12 +48,13 @@ class MemoryKV:
             del self._pairs[key]
         return len(deleted)
 
-    def delete_some(self, lower: bytes, upper: bytes, most: int) -> tuple[int, bytes]:
+    def delete_some(self, lower: bytes, upper: bytes, most: int) -> Deleted:
         """See `KV.delete_some`."""
         deleted = [key for key, _ in self.scan(lower, upper)][:most]
         for key in deleted:
             del self._pairs[key]
-        return len(deleted), deleted[-1] + b"\0" if deleted else lower
+        following = deleted[-1] + b"\0" if deleted else lower
+        return Deleted(len(deleted), sum(map(len, deleted)), following)
 
     def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
         """See `KV.approximate_bytes`."""

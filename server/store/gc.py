@@ -37,6 +37,7 @@ _DESTROYED_KEY = META_COLUMN + b"destroyed"
 _BUSY_S = 0.5
 _COMPACT_VERSIONS = 512
 _COMPACT_SHARE = 0.1
+# what LevelDB adds to a key: its sequence number and kind
 _DELETE_OVERHEAD_BYTES = 8
 # of a range that is destroyed, at once: what a foreground write may have to wait for
 _SLICE_KEYS = 512
@@ -182,14 +183,13 @@ class Collector:
         """
         bounds, first, slices = [lower], lower, 0
         while True:
-            count, first = await self._in_turn(
-                self._parts.kv.delete_some, first, upper, _SLICE_KEYS
-            )
-            size = count * _DELETE_OVERHEAD_BYTES
+            deleted = await self._in_turn(self._parts.kv.delete_some, first, upper, _SLICE_KEYS)
+            first = deleted.next_key
+            size = deleted.key_bytes + deleted.keys * _DELETE_OVERHEAD_BYTES
             metrics.GC_WRITTEN_BYTES.inc(size)
             await self._parts.rate.throttle(size)
-            slices += count > 0
-            if count < _SLICE_KEYS:
+            slices += deleted.keys > 0
+            if deleted.keys < _SLICE_KEYS:
                 return [*bounds, upper] if slices else []
             if not slices % _COMPACT_SLICES:
                 bounds.append(first)

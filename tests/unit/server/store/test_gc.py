@@ -20,7 +20,7 @@ from server.store.gc import AutoGc, Collector, CollectorParts
 from server.store.paced_scan import ByteRate
 from server.store.region_table import RegionGate
 from storage.codec import encode_bytes
-from storage.kv import WriteBatch
+from storage.kv import Deleted, WriteBatch
 from storage.mvcc.engine import Draft, Engine
 from storage.mvcc.gc import VersionCounts, stored_versions
 from storage.mvcc.group_commit import GroupCommit
@@ -88,6 +88,10 @@ def skipped() -> float:
     return REGISTRY.get_sample_value("tidemark_store_gc_skipped_regions_total") or 0.0
 
 
+def written_bytes() -> float:
+    return REGISTRY.get_sample_value("tidemark_store_gc_write_bytes_total") or 0.0
+
+
 async def test_space_comes_back_and_reads_stay(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         fill(store.kv, 100, 30)
@@ -153,12 +157,12 @@ async def test_a_range_is_destroyed_in_slices_that_leave_time_to_others(
 ) -> None:
     delete_some, slices, work_s = Database.delete_some, list[int](), list[float]()
 
-    def timed(self: Database, lower: bytes, upper: bytes, most: int) -> tuple[int, bytes]:
+    def timed(self: Database, lower: bytes, upper: bytes, most: int) -> Deleted:
         began = time.perf_counter()
-        count, following = delete_some(self, lower, upper, most)
-        slices.append(count)
+        deleted = delete_some(self, lower, upper, most)
+        slices.append(deleted.keys)
         work_s.append(time.perf_counter() - began)
-        return count, following
+        return deleted
 
     async with opened(tmp_path) as store:
         fill(store.kv, 2000, 3)
@@ -175,6 +179,15 @@ async def test_a_range_is_destroyed_in_slices_that_leave_time_to_others(
         assert sum(work_s) <= passed_s * 0.25 + 0.01
         left = [key for key, _ in store.kv.scan(*column_range(WRITE_COLUMN, b"", b""))]
         assert len(left) == 100 * 3
+
+
+async def test_what_destroying_writes_is_counted_with_its_keys(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        fill(store.kv, 2000, 1)
+        keys = [key for key, _ in store.kv.scan(*column_range(WRITE_COLUMN, b"", b""))]
+        before = written_bytes()
+        await store.collector.destroy(b"", b"")
+        assert written_bytes() - before == sum(len(key) + 8 for key in keys)
 
 
 async def test_locks_of_a_destroyed_range_are_forgotten_though_who_asked_is_gone(
