@@ -63,7 +63,7 @@ class Move(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The leader as it is recorded."""
+    """The leader as it is recorded; what is not recorded is empty, at revision 0."""
 
     uuid: str
     desc: str
@@ -74,13 +74,16 @@ class Leader:
 
 
 async def read_leader(records: Records) -> Leader | None:
-    """The recorded leader, whether or not its lease holds; None if there is no record."""
+    """The recorded leader, whether or not its lease holds; None if none is named."""
+    leader = await _read_record(records)
+    return leader if leader.uuid else None
+
+
+async def _read_record(records: Records) -> Leader:
     fields = await records.read(_LEADER) | await records.read(LEADER_ADDR)
-    if LEADER_UUID not in fields:
-        return None
     absent = Record("", 0)
     return Leader(
-        uuid=fields[LEADER_UUID].value,
+        uuid=fields.get(LEADER_UUID, absent).value,
         desc=fields.get(LEADER_DESC, absent).value,
         lease=fields.get(LEADER_LEASE, absent).value,
         revisions={key: fields.get(key, absent).revision for key in (LEADER_UUID, LEADER_LEASE)},
@@ -88,12 +91,11 @@ async def read_leader(records: Records) -> Leader | None:
     )
 
 
-def next_move(leader: Leader | None, me: str, now_ms: int) -> Move:
-    """What the worker `me` does at a tick, given the recorded leader;
-    a lease that cannot be read has run out.
+def next_move(leader: Leader, me: str, now_ms: int) -> Move:
+    """What the worker `me` does at a tick, given what is recorded; a lease that cannot be read has
+    run out. One that holds is waited for though its leader's name was deleted: that leader may
+    still lead.
     """
-    if leader is None:
-        return Move.CLAIM
     try:
         expired = parse_instant_ms(leader.lease) < now_ms
     except DurationError:
@@ -173,7 +175,7 @@ class Election:
 
         `marked_s` is the monotonic clock from before `now_ms` was asked for.
         """
-        leader = await read_leader(self._records)
+        leader = await _read_record(self._records)
         move = next_move(leader, self.uuid, now_ms)
         lease = format_instant(now_ms + self._lease_ms)
         changes: dict[str, str | None] = {LEADER_LEASE: lease}
@@ -183,14 +185,11 @@ class Election:
         if move is not Move.FOLLOW:
             # Written only if the record is still the one that was judged: of two who find the
             # lease over, one wins.
-            seen = leader.revisions if leader else {LEADER_UUID: 0, LEADER_LEASE: 0}
-            revision = await self._records.write(changes, seen)
+            revision = await self._records.write(changes, leader.revisions)
         if not revision:
             self._lead_until(0.0)
             return False
-        self._revision = (
-            revision if leader is None or move is Move.CLAIM else leader.revisions[LEADER_UUID]
-        )
+        self._revision = revision if move is Move.CLAIM else leader.revisions[LEADER_UUID]
         # Counted from before the time was asked for, and from the lease as it was rounded for the
         # record: this worker stops before others may claim.
         self._lead_until(marked_s + (parse_instant_ms(lease) - now_ms) / 1000)

@@ -18,7 +18,7 @@ from gcsafepoint.worker.election import (
     next_move,
     read_leader,
 )
-from gcsafepoint.worker.records import LEADER_DESC, LEADER_LEASE, LEADER_UUID
+from gcsafepoint.worker.records import LEADER_DESC, LEADER_LEASE, LEADER_UUID, Record
 
 LEASE_MS = 120_000
 
@@ -105,19 +105,40 @@ async def test_resigning_lets_the_next_worker_in_at_once(records: Any) -> None:
     assert records.held[LEADER_UUID].value == "two"
 
 
-async def test_of_two_who_see_the_same_expired_lease_one_gets_it(records: Any) -> None:
+async def test_of_two_who_see_the_same_expired_lease_one_gets_it(
+    records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     gone, one, two = (worker(records, clock, name) for name in ("gone", "one", "two"))
     assert await tick(gone, clock)
     clock.ms += LEASE_MS + 1000
-    seen = await read_leader(records)
+    seen = dict(records.held)
     assert await tick(one, clock)
 
-    async def as_seen() -> Leader | None:
-        return seen
+    async def as_seen(prefix: str) -> dict[str, Record]:
+        return {key: record for key, record in seen.items() if key.startswith(prefix)}
 
-    two._seen = as_seen  # type: ignore[method-assign]  # the read that came before the other's claim
+    # the read that came before the other's claim
+    monkeypatch.setattr(records, "read", as_seen)
     assert not await tick(two, clock)
+    assert records.held[LEADER_UUID].value == "one"
+
+
+@pytest.mark.parametrize("deleted", [(LEADER_UUID,), (LEADER_UUID, LEADER_DESC), (LEADER_LEASE,)])
+async def test_a_record_that_somebody_deleted_in_part_is_claimed_when_its_lease_is_over(
+    records: Any, deleted: tuple[str, ...]
+) -> None:
+    clock = Clock()
+    one, two = worker(records, clock, "one"), worker(records, clock, "two")
+    assert await tick(one, clock)
+    await records.write(dict.fromkeys(deleted), {})
+    if LEADER_UUID in deleted:
+        assert await read_leader(records) is None
+        # the one that led may do so by its own clock until the lease ends
+        assert not await tick(two, clock)
+    clock.ms += LEASE_MS + 1000
+    assert await tick(two, clock)
+    assert records.held[LEADER_UUID].value == "two"
 
 
 steps = st.lists(
