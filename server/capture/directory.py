@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from storage.model.errors import UnavailableError
+from storage.whole_file import replace_file
 
 _SOCKET_PATH_BYTES_MAX: Final = 107  # Linux
 
@@ -55,15 +56,21 @@ def lock(directory: Path) -> Iterator[str]:
 
 
 def _identity(path: Path) -> str:
-    if path.exists():
-        try:
-            return str(uuid.UUID(path.read_text(encoding="ascii").strip()))
-        except ValueError as err:
-            raise DataDirError(
-                f"{path} holds no capture id: {err}; remove it, and the capture takes a new one"
-            ) from err
-    identity = str(uuid.uuid4())
-    path.write_text(identity + "\n", encoding="ascii")
+    try:
+        # Empty: a capture of an earlier version crashed while it wrote its first id.
+        if path.exists() and (kept := path.read_bytes()):
+            return str(uuid.UUID(kept.decode("ascii").strip()))
+        identity = str(uuid.uuid4())
+        replace_file(path, f"{identity}\n".encode())
+    except ValueError as err:
+        raise DataDirError(
+            f"{path} holds no capture id: {err}; remove it, and the capture takes a new one"
+        ) from err
+    except OSError as err:
+        raise DataDirError(
+            f"cannot keep the capture's id in {path}: {err.strerror}; make it readable and the "
+            "directory writable, or choose another --data-dir"
+        ) from err
     return identity
 
 

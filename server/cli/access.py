@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from server.cli.arguments import period
-from server.cli.files import create_private_file, replace_file
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.access_list import ROLES, AccessFileError, Client, clients_of, digest
+from storage.whole_file import create_private_file, replace_file
 
 _TOKEN_BYTES: Final = 32
 _COLUMNS: Final = (

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from server.changefeed import keys
 from server.cli.arguments import add_yes, confirm
-from server.cli.files import create_private_file
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.client import metadata_at
 from storage.meta.backup import Backup
 from storage.meta.meta import Meta, Put
 from storage.model.errors import ConflictError, InvalidError
+from storage.whole_file import create_private_file
 
 _NAMES_SHOWN: Final = 20
 

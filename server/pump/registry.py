@@ -41,6 +41,7 @@ from storage.model.errors import (
 from storage.model.ts import MAX_TS
 from storage.pump.binlog import fake, parse
 from storage.pump.storage import PumpStorage
+from storage.whole_file import replace_file
 
 PUMPS = b"/tidb-binlog/v1/pumps/"
 DRAINERS = b"/tidb-binlog/v1/drainers/"
@@ -258,12 +259,13 @@ class Steering:
 
 def node_id(data_dir: Path, given: str, address: str) -> str:
     """The name of this node: the given one, else the one it had before, else hostname:port;
-    kept in `data_dir`.
+    kept in `data_dir`, durable when it returns.
     """
     file = data_dir / _NODE_ID_FILE
-    name = given or (file.read_text().strip() if file.exists() else "")
-    name = name or f"{socket.gethostname()}:{address.rpartition(':')[2]}"
-    file.write_text(f"{name}\n")
+    kept = file.read_text().strip() if file.exists() else ""
+    name = given or kept or f"{socket.gethostname()}:{address.rpartition(':')[2]}"
+    if name != kept:
+        replace_file(file, f"{name}\n".encode())
     return name
 
 

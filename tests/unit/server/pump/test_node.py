@@ -1,4 +1,7 @@
+import os
 from pathlib import Path
+
+import pytest
 
 from server.pump.registry import Node, node_id
 
@@ -17,3 +20,17 @@ def test_a_node_keeps_its_name_unless_given_another(tmp_path: Path) -> None:
     assert node_id(tmp_path, "", "127.0.0.1:9999") == first
     assert node_id(tmp_path, "pump-1", "127.0.0.1:9999") == "pump-1"
     assert node_id(tmp_path, "", "127.0.0.1:1") == "pump-1"
+
+
+def test_a_name_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    node_id(tmp_path, "pump-1", "127.0.0.1:8250")
+    monkeypatch.setattr(os, "fsync", full)
+    assert node_id(tmp_path, "pump-1", "127.0.0.1:8250") == "pump-1"
+    with pytest.raises(OSError, match="No space"):
+        node_id(tmp_path, "pump-2", "127.0.0.1:8250")
+    assert node_id(tmp_path, "", "127.0.0.1:8250") == "pump-1"

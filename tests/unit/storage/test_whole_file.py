@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.files import create_private_file, replace_file
+from storage.whole_file import create_private_file, replace_file
 
 
 def test_a_new_file_is_its_owners_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files that commands write: each is whole and durable, or as it was before.
+"""Small files that are written whole: each is whole and durable, or as it was before.
 
 Errors of the operating system are raised as they are: the caller knows what the file is for.
 """
