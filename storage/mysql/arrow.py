@@ -233,6 +233,14 @@ def json_texts(column: Column, data: Bytes, cells: Cells) -> pa.Array:
         raise CorruptError(f"column {column.name}: {err.message}") from err
 
 
+def selected_json_texts(column: Column, data: Bytes, cells: Cells) -> pa.Array:
+    """JSON in a binary-protocol row, which is text."""
+    try:
+        return raw(data, cells).cast(pa.string())
+    except pa.ArrowInvalid as err:
+        raise CorruptError(f"column {column.name}: {err}") from err
+
+
 def enums(column: Column, data: Bytes, cells: Cells, width: int) -> pa.Array:
     """The names of an ENUM's members; 0 is '', what an invalid value became."""
     numbers = data.number(cells.begin, width).astype(np.int64)
@@ -325,5 +333,5 @@ _BINARY_CELLS: Final[dict[Type, _Convert]] = _SAME_CELLS | {
     Type.TIME2: binary_times,
     Type.ENUM: lambda column, data, cells: enums(column, data, cells, 8),
     Type.SET: lambda column, data, cells: sets(column, data, cells, 8),
-    Type.JSON: lambda _, data, cells: raw(data, cells).cast(pa.string()),
+    Type.JSON: selected_json_texts,
 }

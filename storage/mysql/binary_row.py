@@ -9,6 +9,7 @@ docs/format/mysql-rows.md says how the columns are selected. Source: MySQL's pro
 binary resultsets.
 """
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -43,6 +44,7 @@ _HEAD_BYTES = 1
 _NULLS_FROM_BIT = 2
 _SIZES: Final = ((0xFC, 2), (0xFD, 3), (0xFE, 8))
 _MICRO = 1_000_000
+_DECIMAL = re.compile(rb"-?\d{1,99}(\.\d{1,99})?")
 
 Lines = npt.NDArray[np.uint8]
 
@@ -139,6 +141,9 @@ def _years(_: Column, size: int, data: Bytes, cells: Cells) -> Lines:
 
 def _decimals(column: Column, size: int, data: Bytes, cells: Cells) -> Lines:
     texts = data.slices(cells.begin, cells.end).to_pylist()
+    for text in texts:
+        if not _DECIMAL.fullmatch(text):
+            raise CorruptError(f"column {column.name}: {text[:99]!r} is no DECIMAL")
     shape = column.meta >> 8, column.meta & 0xFF
     encoded = b"".join(encode_decimal(Decimal(text.decode()), *shape)[2:] for text in texts)
     return np.frombuffer(encoded, np.uint8).reshape(-1, size)

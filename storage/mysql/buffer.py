@@ -1,8 +1,8 @@
 """Bytes of a log: read by NumPy from any offsets, many at once and no object per value (`Bytes`);
 and by a cursor over one event (`Reader`).
 
-Offsets are int64 and never negative; a gather beyond the end raises IndexError, which the callers
-that read foreign bytes turn into CorruptError (`reading`).
+Offsets are int64 and never negative; a gather beyond the end raises IndexError or, of slices,
+ArrowInvalid, which the callers that read foreign bytes turn into CorruptError (`reading`).
 
 length-encoded number = 0 … 250 | 252 u16 | 253 u24 | 254 u64
 varied number         = little-endian; its first byte ends with a one for each byte that follows it
@@ -117,7 +117,8 @@ def reading(what: str) -> Iterator[None]:
     """Turn a read beyond the end into CorruptError."""
     try:
         yield
-    except IndexError as err:
+    # NumPy says the one, Arrow the other of slices beyond the end.
+    except (IndexError, pa.ArrowInvalid) as err:
         raise CorruptError(f"{what} reaches beyond its end") from err
 
 

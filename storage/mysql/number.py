@@ -91,8 +91,11 @@ def decimals(column: Column, data: Bytes, cells: Cells) -> pa.Array:
 
 def decimal_texts(column: Column, data: Bytes, cells: Cells) -> pa.Array:
     """DECIMAL in a binary-protocol row, which is text."""
-    texts = data.slices(cells.begin, cells.end, cells.present).cast(pa.string())
-    return texts.cast(decimal_type(column))
+    texts = data.slices(cells.begin, cells.end, cells.present)
+    try:
+        return texts.cast(pa.string()).cast(decimal_type(column))
+    except pa.ArrowInvalid as err:
+        raise CorruptError(f"column {column.name}: {err}") from err
 
 
 def masked(values: npt.NDArray[Any], cells: Cells) -> pa.Array:

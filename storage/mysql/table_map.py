@@ -16,7 +16,15 @@ from functools import cached_property
 from storage.model.errors import CorruptError, InvalidError
 from storage.mysql.buffer import Reader
 from storage.mysql.charset import charset_of, decode_text
-from storage.mysql.schema import NUMERIC, STRINGS, Column, ColumnUnsupportedError, Table, Type
+from storage.mysql.schema import (
+    LENGTH_FIRST,
+    NUMERIC,
+    STRINGS,
+    Column,
+    ColumnUnsupportedError,
+    Table,
+    Type,
+)
 
 ID_BYTES = 6
 _META_BYTES = dict.fromkeys(
@@ -29,6 +37,12 @@ _META_BYTES |= dict.fromkeys(
     (Type.BLOB, Type.BLOB_COMPRESSED, Type.JSON, Type.GEOMETRY, Type.VECTOR), 1
 )
 _BLOB_BYTES = {Type.TINY_BLOB: 1, Type.MEDIUM_BLOB: 3, Type.LONG_BLOB: 4}
+_META_BOUNDS = (
+    dict.fromkeys(LENGTH_FIRST, (1, 4))
+    | dict.fromkeys((Type.TIME2, Type.DATETIME2, Type.TIMESTAMP2), (0, 6))
+    | {Type.BIT: (1, 64), Type.ENUM: (1, 2), Type.SET: (1, 8)}
+)
+_DECIMAL_DIGITS_MAX = 65
 _STRING_FLAGS = 0x30
 
 
@@ -149,7 +163,17 @@ def _column(code: int, metas: Reader, table: str) -> Column:
         kind, meta = _string(raw[0], raw[1])
     elif kind in _BLOB_BYTES:
         kind, meta = Type.BLOB, _BLOB_BYTES[kind]
+    if not _is_possible(kind, meta):
+        raise CorruptError(f"a {kind.name} column of {table} cannot have the metadata {meta}")
     return Column(name="", type=kind, meta=meta)
+
+
+def _is_possible(kind: Type, meta: int) -> bool:
+    """Whether rows can be read with it; `storage.mysql.schema` says what it means."""
+    if kind is Type.NEWDECIMAL:
+        return (meta & 0xFF) <= meta >> 8 <= _DECIMAL_DIGITS_MAX and meta >> 8 > 0
+    least, most = _META_BOUNDS.get(kind, (0, meta))
+    return least <= meta <= most
 
 
 def _string(code: int, size: int) -> tuple[Type, int]:
@@ -208,7 +232,12 @@ def _set_collations(
         collations = Reader(fields[each]).packed_list()
     elif default in fields:
         # One collation for all, then pairs (number among such columns, its own collation).
-        usual, *others = Reader(fields[default]).packed_list()
+        numbers = Reader(fields[default]).packed_list()
+        if len(numbers) % 2 == 0:
+            raise CorruptError(
+                f"a TABLE_MAP event has {len(numbers)} numbers for a collation and pairs"
+            )
+        usual, *others = numbers
         exceptions = dict(zip(others[0::2], others[1::2], strict=True))
         collations = [exceptions.get(number, usual) for number in range(len(places))]
     else:
