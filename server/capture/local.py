@@ -27,6 +27,7 @@ from server.changefeed.table import SourceTable
 from server.puller.open_transactions import OpenTransactions
 from server.puller.source import Peer, SourceContext
 from server.puller.tikv.puller import RegionProgress, TablePuller, raw_bounds
+from server.rpc.enum_name import enum_name
 from server.rpc.tikv import KvClient
 from sorter import Sorter, SorterSettings
 from storage.model.errors import TidemarkError
@@ -310,5 +311,5 @@ def _lock(info: kvrpcpb.LockInfo) -> pb.LockBlocker:
         primary=info.primary_lock,
         key=info.key,
         ttl_ms=info.lock_ttl,
-        kind=kvrpcpb.Op.Name(info.lock_type).lower(),
+        kind=enum_name(kvrpcpb.Op, info.lock_type).lower(),
     )

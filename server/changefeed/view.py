@@ -10,6 +10,7 @@ from pyspark_tidemark.sink_uri import READERS
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from gcsafepoint.explain.explanation import time_of
+from server.rpc.enum_name import enum_name
 from storage.model.ts import compose, physical_ms
 
 SYNCED_CHECK_S: Final = 300
@@ -97,7 +98,11 @@ def summary(changefeed: pb.Changefeed, now_s: float) -> dict[str, Any]:
 
 def state_of(changefeed: pb.Changefeed) -> str:
     """The name of its state, as TiCDC has it."""
-    return pb.ChangefeedState.Name(changefeed.state).removeprefix("CHANGEFEED_STATE_").lower()
+    return _word(pb.ChangefeedState, changefeed.state, "CHANGEFEED_STATE_")
+
+
+def _word(enum: Any, number: int, prefix: str) -> str:
+    return enum_name(enum, number).removeprefix(prefix).lower()
 
 
 def error_of(changefeed: pb.Changefeed) -> dict[str, str] | None:
@@ -344,7 +349,7 @@ def table_status(table: pb.TableStatus) -> dict[str, Any]:
     shown = {
         "table": table.name,
         "table_id": table.table_id,
-        "state": pb.TableState.Name(table.state).removeprefix("TABLE_STATE_").lower(),
+        "state": _word(pb.TableState, table.state, "TABLE_STATE_"),
         "resolved_ts": table.resolved_ts,
         "checkpoint_ts": table.checkpoint_ts,
         "schema_ts": table.schema_ts,

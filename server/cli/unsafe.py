@@ -19,6 +19,7 @@ from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.credentials import SecurityConfig
+from server.rpc.enum_name import enum_name
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.members import addresses_of
 from server.rpc.tikv import KvClient
@@ -73,7 +74,7 @@ async def resolve_lock(remote: Remote, arguments: argparse.Namespace) -> Output:
             "start_ts": lock.lock_version,
             "start_time": time_of(lock.lock_version),
             "ttl_ms": lock.lock_ttl,
-            "kind": kvrpcpb.Op.Name(lock.lock_type).lower(),
+            "kind": enum_name(kvrpcpb.Op, lock.lock_type).lower(),
         }
         if arguments.dry_run:
             return Output({"dry_run": True} | shown)

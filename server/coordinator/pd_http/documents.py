@@ -12,6 +12,7 @@ from kvproto import metapb_pb2, pdpb_pb2
 
 from server.coordinator.cluster.cluster import Cluster
 from server.coordinator.cluster.regions import KnownRegion
+from server.rpc.enum_name import enum_name
 
 _DISCONNECTED_S, _DOWN_S = 20, 30 * 60
 _NS = 1_000_000_000
@@ -136,7 +137,7 @@ def size(count: int) -> str:
 def state_name(one: metapb_pb2.Store) -> str:
     """PD's word for how a store is: by its state and its last heartbeat."""
     if one.state != metapb_pb2.Up:
-        return _name(metapb_pb2.StoreState, one.state)
+        return enum_name(metapb_pb2.StoreState, one.state)
     silent_s = time.time() - one.last_heartbeat / _NS
     if silent_s >= _DOWN_S:
         return "Down"
@@ -162,7 +163,7 @@ def _meta(one: metapb_pb2.Store) -> dict[str, Any]:
     return document | {
         "node_state": one.node_state,
         "state_name": state_name(one),
-        "node_state_name": _name(metapb_pb2.NodeState, one.node_state),
+        "node_state_name": enum_name(metapb_pb2.NodeState, one.node_state),
     }
 
 
@@ -172,15 +173,9 @@ def _peer(peer: metapb_pb2.Peer) -> dict[str, Any]:
         "id": peer.id,
         "store_id": peer.store_id,
         "role": peer.role,
-        "role_name": _name(metapb_pb2.PeerRole, peer.role),
+        "role_name": enum_name(metapb_pb2.PeerRole, peer.role),
         **learner,
     }
-
-
-def _name(enum: Any, value: int) -> str:
-    """The name of an enum's value, as Go prints it: of a value that has none, its number."""
-    # Stores report what they like; one of a later version must not break the answers about others.
-    return str(enum.Name(value)) if value in enum.values() else str(value)
 
 
 def _time(seconds: float) -> str:

@@ -193,3 +193,10 @@ def test_statistics_are_of_the_time_between_two_looks() -> None:
     assert (told["ops"], told["count"]) == (25, 350)
     assert (told["sink_gap"], told["replication_gap"]) == ("2000ms", "5000ms")
     assert statistics(after, before, 1000.0, 10.0)["ops"] == 0, "a new owner counts from 0"
+
+
+def test_states_of_a_newer_capture_are_shown_by_their_numbers():
+    table = pb.TableStatus(name="shop.orders", state=98)  # type: ignore[arg-type]  # of a later version
+    newer = pb.Changefeed(id="a", state=99, tables=[table])  # type: ignore[arg-type]  # the same
+    assert summary(newer, 0.0)["summary"]["state"] == "99"
+    assert detail(newer)["tables"][0]["state"] == "98"
