@@ -9,8 +9,8 @@ import hashlib
 import json
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Final
+from dataclasses import asdict, dataclass, fields
+from typing import Final, Self
 
 import structlog
 from tidemarkpb.v1 import worker_pb2
@@ -23,7 +23,7 @@ from server.changefeed import keys
 from server.changefeed.info import CREATOR_VERSION, ChangefeedInfo
 from storage.meta.errors import LeaseNotFoundError
 from storage.meta.meta import Delete, Meta
-from storage.model.errors import UnavailableError
+from storage.model.errors import CorruptError, UnavailableError
 from storage.tasks import apart, beside, wait_at_most
 
 _LEASE_S = 10
@@ -46,6 +46,22 @@ class CaptureRecord:
     address: str
     flight_address: str
     version: str = f"{CREATOR_VERSION}+{_CONTRACT}"
+
+    @classmethod
+    def from_json(cls, value: bytes) -> Self:
+        """Read a record; members that a later version has are left out.
+
+        Raises:
+            CorruptError: it is something else.
+        """
+        try:
+            doc = json.loads(value)
+            texts = {member.name: doc[member.name] for member in fields(cls) if member.name in doc}
+            return cls(**{name: str(text) for name, text in texts.items()})
+        except (ValueError, TypeError, KeyError, RecursionError) as err:
+            raise CorruptError(
+                f"a capture's record in the metadata cannot be read: {err!r}"
+            ) from err
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +117,26 @@ class Membership:
                     part.cancel()
 
     async def members(self) -> list[Member]:
-        """All living captures."""
+        """All living captures; one whose record cannot be read is left out."""
         owner = await self._meta.get(keys.OWNER)
         pairs = await self._meta.get_prefix(keys.CAPTURES)
         draining = {pair.key for pair in await self._meta.get_prefix(keys.DRAINING)}
         maintained = Counter((await captures_of(self._meta, keys.MAINTAINERS)).values())
-        records = [CaptureRecord(**json.loads(pair.value)) for pair in pairs]
-        return [
-            Member(
-                record,
-                owner is not None and owner.value == record.id.encode(),
-                keys.draining(record.id) in draining,
-                maintained[record.id],
-            )
-            for record in records
-        ]
+        members: list[Member] = []
+        for pair in pairs:
+            try:
+                record = CaptureRecord.from_json(pair.value)
+            except CorruptError as err:
+                _log.warning(
+                    "record of a capture left out",
+                    key=pair.key.decode(errors="replace"),
+                    error=err.message,
+                )
+                continue
+            is_owner = owner is not None and owner.value == record.id.encode()
+            is_draining = keys.draining(record.id) in draining
+            members.append(Member(record, is_owner, is_draining, maintained[record.id]))
+        return members
 
     async def sharing(self) -> list[CaptureRecord]:
         """The captures among which this one divides tables; none while it is not the owner."""
@@ -185,7 +206,7 @@ class Membership:
         """The capture that runs a log's changefeed; None: none does now."""
         pair = await self._meta.get(keys.maintainer(changefeed))
         record = pair and await self._meta.get(keys.CAPTURES + pair.value)
-        return CaptureRecord(**json.loads(record.value)) if record else None
+        return CaptureRecord.from_json(record.value) if record else None
 
     async def maintaining(self) -> list[CaptureRecord]:
         """The captures that run changefeeds of logs."""

@@ -108,3 +108,18 @@ async def test_a_capture_that_is_started_again_is_drained_no_more(meta, upstream
 
 async def _never(_membership, _lease):
     await asyncio.Event().wait()
+
+
+async def test_a_record_of_a_later_version_is_read_and_one_that_cannot_be_is_left_out(
+    meta, upstream
+):
+    records = {
+        "new": b'{"id":"new","address":"a:1","flight_address":"a:2","version":"99","rack":"r1"}',
+        "none": b"[]",
+        "half": b'{"id":"half"}',
+        "bad": b"\xff",
+    }
+    for name, value in records.items():
+        await meta.put(keys.capture(name), value)
+    [found] = await member(meta, upstream, "one").members()
+    assert (found.record.id, found.record.address, found.record.version) == ("new", "a:1", "99")
