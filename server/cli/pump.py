@@ -12,6 +12,7 @@ from tidemarkpb.v1.pump_pb2_grpc import PumpServiceStub
 
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote, RemoteError
+from server.pump.registry import read_entry
 from server.rpc.client import connect
 from storage.meta.meta import KeyValue, Meta
 from storage.model.errors import CorruptError, NotFoundError
@@ -78,10 +79,11 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 
 async def list_nodes(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """All registered pumps, or drainers."""
+    """All registered pumps, or drainers; of an entry that cannot be read, the name."""
+    prefix = _PREFIX + arguments.kind.encode() + b"/"
     async with remote.metadata() as meta:
-        pairs = await meta.get_prefix(_PREFIX + arguments.kind.encode() + b"/")
-    return Output([_parsed(pair) for pair in pairs], _COLUMNS)
+        pairs = await meta.get_prefix(prefix)
+    return Output([_shown(pair, prefix) for pair in pairs], _COLUMNS)
 
 
 async def change_state(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -119,12 +121,17 @@ async def _entry(meta: Meta, kind: str, node_id: str) -> dict[str, Any]:
     return _parsed(pair)
 
 
-def _parsed(pair: KeyValue) -> dict[str, Any]:
+def _shown(pair: KeyValue, prefix: bytes) -> dict[str, Any]:
     try:
-        entry: Any = json.loads(pair.value)
-    except ValueError:
-        entry = None
-    if not isinstance(entry, dict) or "host" not in entry:
+        return _parsed(pair)
+    except CorruptError:
+        name = pair.key.removeprefix(prefix).decode(errors="replace")
+        return {"nodeId": name, "host": "", "state": "unreadable"}
+
+
+def _parsed(pair: KeyValue) -> dict[str, Any]:
+    entry = read_entry(pair.value)
+    if entry is None or "host" not in entry:
         raise CorruptError(
             f"{pair.key!r} holds {pair.value!r}, which is no registry entry; correct it with "
             "etcdctl"

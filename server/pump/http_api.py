@@ -4,7 +4,6 @@ What HTTP's threads ask for runs on the pump's event loop.
 """
 
 import asyncio
-import json
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 from tipb import binlog_pb2
 
-from server.pump.registry import PUMPS, Steering
+from server.pump.registry import PUMPS, Steering, read_entry
 from server.pump.upkeep import GarbageCollector
 from server.routes import Answer, Handler, Request, Route, answered, json_answer
 from storage.meta.meta import Meta
@@ -63,12 +62,25 @@ class HttpApi:
         return self._answer(changed())
 
     async def _status(self) -> Answer:
-        """All pumps of the cluster, as they are in the registry."""
-        pairs = await self._meta.get_prefix(PUMPS)
-        pumps = {pair.key.removeprefix(PUMPS).decode(): json.loads(pair.value) for pair in pairs}
-        commit_ts = self._storage.max_commit_ts
+        """All pumps of the cluster, as they are in the registry; `ErrMsg` names entries of which
+        that cannot be told.
+        """
+        pumps: dict[str, object] = {}
+        unreadable: list[str] = []
+        for pair in await self._meta.get_prefix(PUMPS):
+            name = pair.key.removeprefix(PUMPS).decode(errors="replace")
+            entry = read_entry(pair.value)
+            if entry is None:
+                unreadable.append(name)
+            else:
+                pumps[name] = entry
         return json_answer(
-            {"StatusMap": pumps, "CommitTS": commit_ts, "Checkpoint": {}, "ErrMsg": ""}
+            {
+                "StatusMap": pumps,
+                "CommitTS": self._storage.max_commit_ts,
+                "Checkpoint": {},
+                "ErrMsg": f"unreadable entries: {', '.join(unreadable)}" if unreadable else "",
+            }
         )
 
     async def _binlog(self, tail: str) -> Answer:

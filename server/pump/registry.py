@@ -26,6 +26,7 @@ import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -269,6 +270,15 @@ def node_id(data_dir: Path, given: str, address: str) -> str:
     return name
 
 
+def read_entry(value: bytes) -> dict[str, Any] | None:
+    """The JSON of a registry entry, which others write, too; None: it cannot be read."""
+    try:
+        entry = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
 async def drainers_behind(meta: Meta, ts: int) -> list[str]:
     """The names of the registered drainers that have not brought everything up to `ts` downstream.
 
@@ -300,12 +310,14 @@ async def slowest_drainer(meta: Meta) -> tuple[int, str]:
 
 def _position(value: bytes) -> int | None:
     """None: it is offline; an entry that cannot be read is believed to have nothing."""
-    try:
-        entry = json.loads(value)
-        # Offline says that it will not come back; every other state holds GC back.
-        return None if entry.get("state") == OFFLINE else int(entry.get("maxCommitTS", 0))
-    except (ValueError, TypeError, AttributeError):
+    entry = read_entry(value)
+    if entry is None:
         return 0
+    # Offline says that it will not come back; every other state holds GC back.
+    if entry.get("state") == OFFLINE:
+        return None
+    position_ts = entry.get("maxCommitTS")
+    return position_ts if isinstance(position_ts, int) else 0
 
 
 def _is_behind(value: bytes, ts: int) -> bool:

@@ -61,7 +61,11 @@ async def read_membership(pd: PdClient, meta: Meta) -> Membership:
     ts = await pd.tso()
     pairs = await meta.get_prefix(PUMPS)
     return Membership(
-        ts, tuple(_node(pair.key.removeprefix(PUMPS).decode(), pair.value) for pair in pairs)
+        ts,
+        tuple(
+            _node(pair.key.removeprefix(PUMPS).decode(errors="replace"), pair.value)
+            for pair in pairs
+        ),
     )
 
 
@@ -123,5 +127,12 @@ def _node(name: str, value: bytes) -> PumpNode:
         return PumpNode(
             name, str(entry["host"]), str(entry["state"]), int(entry.get("maxCommitTS") or 0)
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as err:
         raise CorruptError(f"the registry entry of pump {name} cannot be read: {err!r}") from err

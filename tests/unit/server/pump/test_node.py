@@ -1,9 +1,21 @@
+import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from server.pump.registry import Node, node_id
+from server.pump.http_api import HttpApi
+from server.pump.registry import (
+    DRAINERS,
+    PUMPS,
+    Node,
+    drainers_behind,
+    node_id,
+    slowest_drainer,
+)
+from storage.meta.meta import KeyValue
 
 
 def test_the_registry_entry_is_the_one_of_the_original() -> None:
@@ -34,3 +46,35 @@ def test_a_name_that_cannot_be_written_leaves_the_one_before(
     with pytest.raises(OSError, match="No space"):
         node_id(tmp_path, "pump-2", "127.0.0.1:8250")
     assert node_id(tmp_path, "", "127.0.0.1:8250") == "pump-1"
+
+
+class Registered:
+    """The registry, as others have written to it."""
+
+    def __init__(self, entries: dict[bytes, bytes]) -> None:
+        self.pairs = [KeyValue(key, value, 1, 1, 1) for key, value in entries.items()]
+
+    async def get_prefix(self, prefix: bytes) -> list[KeyValue]:
+        return [pair for pair in self.pairs if pair.key.startswith(prefix)]
+
+
+BAD = [b"", b"\xff", b"[]", b"null", b"{", b"[" * 99_999]
+
+
+async def test_an_entry_that_cannot_be_read_spoils_no_status_of_the_others() -> None:
+    entries = {PUMPS + b"b%d" % number: value for number, value in enumerate(BAD)}
+    entries |= {PUMPS + b"good": b'{"state":"online"}', PUMPS + b"\xff": b""}
+    storage: Any = SimpleNamespace(max_commit_ts=7)
+    others: Any = None
+    meta: Any = Registered(entries)
+    answer = json.loads((await HttpApi(storage, meta, others, others)._status()).body)
+    assert answer["StatusMap"] == {"good": {"state": "online"}}
+    assert answer["ErrMsg"] == "unreadable entries: b0, b1, b2, b3, b4, b5, \ufffd"
+
+
+async def test_a_drainer_whose_entry_cannot_be_read_is_believed_to_have_nothing() -> None:
+    bad = [*BAD, b'{"maxCommitTS":Infinity}', b'{"maxCommitTS":null}', b"{}"]
+    for value in bad:
+        meta: Any = Registered({DRAINERS + b"d": value, DRAINERS + b"e": b'{"maxCommitTS":9}'})
+        assert await slowest_drainer(meta) == (0, "d")
+        assert await drainers_behind(meta, 5) == ["d"]

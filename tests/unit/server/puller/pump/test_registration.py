@@ -13,9 +13,10 @@ from server.capture.fence import Fence
 from server.capture.records import Records
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, status_json
-from server.puller.pump.registry import Registration
+from server.puller.pump.registry import PUMPS, Registration, read_membership
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
+from storage.model.errors import CorruptError
 from storage.model.ts import compose
 
 
@@ -79,3 +80,17 @@ async def test_a_creation_clears_what_an_older_version_left(
     await records.clear("feed")
     assert await meta.get(keys.drainer("feed")) is None
     assert await meta.get(keys.drainer("other")) is not None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"[]", b"{}", b"\xff", b"[" * 99_999, b'{"host":"","state":"","maxCommitTS":Infinity}'],
+)
+async def test_a_pump_whose_entry_cannot_be_read_is_no_pump_to_be_passed_by(
+    meta: EtcdMeta, value: bytes
+) -> None:
+    """Its binlogs would be missed."""
+    clock: Any = Clock()
+    await meta.put(PUMPS + b"bad\xff", value)
+    with pytest.raises(CorruptError, match="registry entry of pump bad"):
+        await read_membership(clock, meta)
