@@ -66,8 +66,8 @@ class RuleStore:
             group = _read(pair)
             self.groups[str(group["id"])] = group
         for pair in await self._metadata.get_prefix(self._keys.path("rules/")):
-            rule = _read(pair)
-            self.placement[str(rule.get("group_id", "")), str(rule["id"])] = rule
+            rule = {"group_id": "", **_read(pair)}
+            self.placement[str(rule["group_id"]), str(rule["id"])] = rule
         self.placement.setdefault(("pd", "default"), dict(DEFAULT_RULE))
 
     async def change_labels(self, sets: Sequence[Document], deletes: Iterable[str]) -> None:
@@ -280,9 +280,13 @@ def _json(rule: Document) -> bytes:
 def _read(pair: KeyValue) -> Document:
     try:
         rule = json.loads(pair.value)
-    except ValueError:
+    except (ValueError, RecursionError):
         rule = None
-    if not isinstance(rule, dict) or not isinstance(rule.get("id"), str):
+    if not isinstance(rule, dict) or not (
+        isinstance(rule.get("id"), str)
+        and isinstance(rule.get("group_id", ""), str)
+        and isinstance(rule.get("index", 0), int)
+    ):
         raise StateLostError(f"the rule at {pair.key!r} cannot be read; correct it, or delete it")
     return rule
 
