@@ -192,17 +192,13 @@ class _LogReader:
         self._rows.connected(mariadb=session.flavor.is_mariadb)
         # A connection of its own: the session's holds the snapshot.
         reader = log_in_to(session.address, options)
-        try:
-            place = LogPlace(
-                saved_position.gtids,
-                saved_position.file,
-                saved_position.position,
-                saved_position.gtid_block,
-            )
-            stream = open_stream(reader, place, options, _READ_ONCE, follow=False)
-        except BaseException:
-            reader.close()
-            raise
+        place = LogPlace(
+            saved_position.gtids,
+            saved_position.file,
+            saved_position.position,
+            saved_position.gtid_block,
+        )
+        stream = open_stream(reader, place, options, _READ_ONCE, follow=False)
         try:
             while not stream.ended and is_before(self._place, end):
                 for events in stream.take(_TAKE_S):

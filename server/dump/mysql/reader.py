@@ -79,7 +79,11 @@ class Server:
         """Held while the first session is used: several readers may want to know something."""
         self._idle: list[ChunkReader] = []
         self._open: list[Session] = [self._session]
-        watermarks.prepare(self._session)
+        try:
+            watermarks.prepare(self._session)
+        except BaseException:
+            self._session.close()
+            raise
 
     def write(self, unique_identifier: str, kind: int) -> None:
         """Write a watermark; see `watermarks.write`."""

@@ -34,7 +34,11 @@ class MySqlReader:
                 ca=ca,
             )
         )
-        begin_snapshot(self._session)
+        try:
+            begin_snapshot(self._session)
+        except BaseException:
+            self._session.close()
+            raise
 
     def quoted(self, name: str) -> str:
         """See `Reader`."""

@@ -72,7 +72,6 @@ def open_log(options: MySqlOptions, saved_position: SavedPosition, server_id: in
             opened.append(session)
             _check_executed(session, saved_position)
             reader = log_in_to(address, options)
-            opened.append(reader)
             place = LogPlace(
                 saved_position.gtids,
                 saved_position.file,
@@ -167,7 +166,7 @@ def oldest(options: MySqlOptions, start_ts: int) -> SavedPosition:
     """
     with log_in(options) as session:
         file = str(session.execute("SHOW BINARY LOGS")[0][0])
-        began_s = began(log_in_to(session.address, options), file, options)
+        began_s = began(session, file, options)
     if began_s * 1000 > physical_ms(start_ts):
         raise LogPurgedError(
             f"the oldest log of the server ({file}) begins at {began_s} s, after the wanted "
@@ -266,13 +265,14 @@ def _gtids(session: Session) -> str:
     return "".join(str(session.row("SELECT @@gtid_executed")[0]).split())
 
 
-def began(reader: Session, file: str, options: MySqlOptions) -> int:
-    """The second in which a log file begins; `reader` is used up by it. Raises as `oldest`.
+def began(session: Session, file: str, options: MySqlOptions) -> int:
+    """The second in which a log file of the session's server begins; blocks. Raises as `oldest`.
 
     A file that was begun by a session that has SET timestamp has the session's time: if that is
     still to come, the first time behind it counts.
     """
-    last_s = accepted_until_ms(reader, options) // 1000
+    last_s = accepted_until_ms(session, options) // 1000
+    reader = log_in_to(session.address, options)
     stream = open_stream(reader, LogPlace("", file), options, 0, follow=False)
     try:
         while not stream.ended:

@@ -31,7 +31,7 @@ from server.puller import metrics
 from server.puller.mysql.log.opening import began
 from server.puller.mysql.log.position import SavedPosition, TimeLimits
 from server.puller.mysql.session.checks import kept_s
-from server.puller.mysql.session.connection import Session, log_in, log_in_to
+from server.puller.mysql.session.connection import Session, log_in
 from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.meta import Compare, Delete, Meta, Put
 from storage.model.errors import TidemarkError, UnavailableError
@@ -212,11 +212,7 @@ class RetentionMonitor:
             return now_s
         if saved_position.file not in self._ended:
             following = files[files.index(saved_position.file) + 1]
-            self._ended = {
-                saved_position.file: began(
-                    log_in_to(session.address, self._options), following, self._options
-                )
-            }
+            self._ended = {saved_position.file: began(session, following, self._options)}
         return self._ended[saved_position.file]
 
     async def _needed(self) -> SavedPosition | None:

@@ -174,12 +174,23 @@ def open_stream(
     """Turn a session into a stream of its server's log;
     without `follow` it ends at the end of the log.
 
-    A `server_id` of 0 reads without being registered, as tools do; no other reader is evicted.
+    The session is the stream's from here on, and closed when this raises. A `server_id` of 0 reads
+    without being registered, as tools do; no other reader is evicted.
 
     Raises:
         LogPurgedError, LogBehindError, ServerIdTakenError, …: the server refuses; also later, by
         `take`.
     """
+    try:
+        return _ask_for(session, place, options, server_id, follow=follow)
+    except BaseException:
+        session.close()
+        raise
+
+
+def _ask_for(
+    session: Session, place: LogPlace, options: MySqlOptions, server_id: int, *, follow: bool
+) -> LogStream:
     checksums = _prepare(session, place, options)
     flags = 0 if follow else packets.NON_BLOCK
     if place.gtid_block:

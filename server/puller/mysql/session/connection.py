@@ -78,7 +78,11 @@ class Session:
     def __init__(self, connection: "Connection[Cursor]", address: Address) -> None:
         self.connection = connection
         self.address = address
-        self.flavor = Flavor(str(self.row("SELECT VERSION()")[0]))
+        try:
+            self.flavor = Flavor(str(self.row("SELECT VERSION()")[0]))
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         """The session."""

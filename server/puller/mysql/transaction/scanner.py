@@ -203,11 +203,7 @@ def _between(session: Session, options: MySqlOptions, begin: Place, end: Place) 
     perhaps some more.
     """
     reader = log_in_to(session.address, options)
-    try:
-        stream = open_stream(reader, LogPlace("", *begin), options, _ANONYMOUS_READER, follow=False)
-    except BaseException:
-        reader.close()
-        raise
+    stream = open_stream(reader, LogPlace("", *begin), options, _ANONYMOUS_READER, follow=False)
     file = begin[0]
     try:
         while not stream.ended:

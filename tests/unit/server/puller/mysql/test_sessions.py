@@ -1,0 +1,88 @@
+"""A session that is of no use any more is closed at once, not by the garbage collector."""
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pymysql
+import pytest
+
+from server.changefeed.source import Address
+from server.dump.mysql import reader as dump
+from server.puller.mysql.log import opening
+from server.puller.mysql.log.stream import LogPlace, open_stream
+from server.puller.mysql.session.connection import Session
+from server.puller.mysql.session.errors import MySqlUnavailableError
+from server.puller.mysql.session.options import MySqlOptions
+
+ADDRESS = Address("db", 3306)
+OPTIONS = MySqlOptions(addresses=(ADDRESS,), user="u")
+
+
+class Connection:
+    """One of PyMySQL, that breaks with the statement of that number."""
+
+    def __init__(self, breaks_at: int) -> None:
+        self.open = True
+        self._left = breaks_at
+
+    def cursor(self) -> "Connection":
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def execute(self, *_: object) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise pymysql.OperationalError(2013, "Lost connection")
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return [(1,)]
+
+    def close(self) -> None:
+        self.open = False
+
+
+@pytest.fixture
+def made() -> Iterator[list[Connection]]:
+    """All connections of a test, which must be closed at its end."""
+    connections: list[Connection] = []
+    yield connections
+    assert connections
+    assert not any(each.open for each in connections)
+
+
+def session_of(made: list[Connection], breaks_at: int) -> Session:
+    connection: Any = Connection(breaks_at)
+    made.append(connection)
+    return Session(connection, ADDRESS)
+
+
+def test_one_whose_server_does_not_tell_its_version(made: list[Connection]) -> None:
+    with pytest.raises(MySqlUnavailableError):
+        session_of(made, 0)
+
+
+@pytest.mark.parametrize("breaks_at", range(1, 6))
+def test_one_that_was_to_become_a_stream(made: list[Connection], breaks_at: int) -> None:
+    with pytest.raises(MySqlUnavailableError):
+        open_stream(session_of(made, breaks_at), LogPlace("", "log.1"), OPTIONS, 0)
+
+
+@pytest.mark.parametrize("breaks_at", range(6))
+def test_one_that_was_to_say_when_a_log_began(
+    made: list[Connection], breaks_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "log_in_to", lambda *_: session_of(made, breaks_at))
+    with pytest.raises(MySqlUnavailableError), session_of(made, 9) as session:
+        opening.began(session, "log.1", OPTIONS)
+
+
+def test_one_of_a_dump_that_may_write_no_watermark(
+    made: list[Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump, "log_in", lambda _: session_of(made, 1))
+    with pytest.raises(MySqlUnavailableError):
+        dump.Server("feed", OPTIONS)
