@@ -348,7 +348,9 @@ CHANGEFEED: Final = Dashboard(
                 Panel(
                     title="Age of what is read",
                     unit="s",
-                    queries={"{{daemon}}": "tidemark_puller_mysql_resolved_lag_seconds"},
+                    queries={
+                        "{{changefeed}}": f"tidemark_puller_mysql_resolved_lag_seconds{{{_CHOSEN}}}"
+                    },
                     text="Of the newest transaction of the log, by the second that the log has.",
                 ),
                 Panel(

@@ -267,7 +267,8 @@ class ProgressSaver:
                 await asyncio.sleep(_SETTLE_S)
                 await self._try_to_settle()
         finally:
-            TABLES_FAILED.labels(self._changefeed).set(0)
+            # The changefeed is paused or removed, or goes on in another capture.
+            TABLES_FAILED.remove(self._changefeed)
 
     async def _try_to_settle(self) -> None:
         try:

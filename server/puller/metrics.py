@@ -29,6 +29,7 @@ REGIONS = Gauge("tidemark_puller_regions", "regions subscribed to")
 PUMP_BEHIND = Gauge(
     "tidemark_puller_slowest_pump_behind_seconds",
     "how old the binlogs are that all pumps have sent",
+    ["changefeed"],
 )
 OPEN_BYTES = Gauge(
     "tidemark_puller_open_transaction_bytes", "rows of transactions that have not ended, in memory"
@@ -64,6 +65,7 @@ RETENTION = Gauge(
 RESOLVED_LAG = Gauge(
     "tidemark_puller_mysql_resolved_lag_seconds",
     "age of the newest transaction read, by the second in the log",
+    ["changefeed"],
 )
 CATALOGUE_DIFFERENCES = Gauge(
     "tidemark_mysql_catalogue_differences",

@@ -29,6 +29,7 @@ from server.config import HTTP_ADDRS, ConfigError, load, setting
 from server.daemon import Endpoints
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from server.spark import metrics
 from server.spark.auditor import Auditor, audit_settings
 from server.spark.config import JobSettings, SparkConfig, application_command, job_command
 from server.spark.job import Application, LakeJob, captures_reporter
@@ -288,6 +289,10 @@ class LakeJobSupervisor:
                 # Its process may take longer to end than somebody takes to resume the changefeed.
                 seen = changefeed in self._seen_failed
                 self._ended[changefeed] = _Ended(seen, time.monotonic())
+        finally:
+            # Paused or removed: its lake is behind nothing.
+            if changefeed not in self._jobs:
+                metrics.forget(changefeed)
 
 
 def _is_running(feed: changefeed_pb2.Changefeed) -> bool:

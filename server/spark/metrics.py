@@ -84,6 +84,7 @@ MAINTENANCE_SECONDS = Histogram(
     "Time for which maintenance held up the cuts",
     ["changefeed"],
 )
+_STAGES = ("captures", "spark")
 _STEPS = (
     "latestOffset",
     "queryPlanning",
@@ -107,10 +108,26 @@ def observe(changefeed: str, line: dict[str, Any]) -> None:
         observe_maintenance(changefeed, line["maintenance"])
 
 
+def forget(changefeed: str) -> None:
+    """Show no lake of this changefeed any more; what was counted stays."""
+    for gauge in (
+        CUT_TS,
+        CUT_SECONDS,
+        CHECKPOINT_TS,
+        LAG_SECONDS,
+        AUDIT_LATE,
+        SMALL_FILE_RATIO,
+        DELETED_ROW_RATIO,
+    ):
+        gauge.remove(changefeed)
+    for stage in _STAGES:
+        STAGE_LAG_SECONDS.remove(changefeed, stage)
+
+
 def observe_progress(changefeed: str, progress: dict[str, Any]) -> None:
     """Note the lags and steps of a batch."""
-    STAGE_LAG_SECONDS.labels(changefeed, "captures").set(progress["captures_lag_s"])
-    STAGE_LAG_SECONDS.labels(changefeed, "spark").set(progress["spark_lag_s"])
+    for stage in _STAGES:
+        STAGE_LAG_SECONDS.labels(changefeed, stage).set(progress[f"{stage}_lag_s"])
     for step in _STEPS:
         if step in progress["ms"]:
             STEP_SECONDS.labels(changefeed, step).observe(progress["ms"][step] / 1000)

@@ -47,7 +47,8 @@ class PumpSource(ClusterTables):
         """See `Source.pullers`: one for all tables, with their dump beside it."""
         registration = Registration(self._changefeed, self._context.pd, self._meta, start_ts)
         log_rows = HoldableLogRows(tables, start_ts, rows)
-        feed = Feed(tables, start_ts, log_rows, HoldableLogCatalog(catalog, log_rows))
+        holdable = HoldableLogCatalog(catalog, log_rows)
+        feed = Feed(self._changefeed, tables, start_ts, log_rows, holdable)
         store = ClusterStore(self._context.pd, self._context.kv)
         records = DumpRecords(self._meta, self._changefeed)
         dump = ClusterDump(

@@ -113,7 +113,7 @@ class DumpEngine:
                 tasks.create_task(self._rounds(), name=f"dump {self._changefeed}")
         finally:
             self._listener.on_news = lambda: None
-            metrics.READING_AGAIN.labels(self._changefeed).set(0)
+            metrics.READING_AGAIN.remove(self._changefeed)
             self._threads.close()
 
     async def _rounds(self) -> None:

@@ -11,6 +11,7 @@ Invariants:
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -177,15 +178,32 @@ class LogPuller:
         )
         heartbeats = HeartbeatWriter(self._upstream.changefeed, options)
         retention = RetentionMonitor(self._upstream.changefeed, options, self._upstream.meta)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._pull(), name=f"log {self._upstream.changefeed}")
-            tasks.create_task(
-                heartbeats.run(lambda: self._position.ts, self._asking), name="heartbeat"
-            )
-            tasks.create_task(retention.run(self._asking), name="retention of the log")
-            if self._upstream.catalogue is not None:
-                look = self._upstream.catalogue.run(self._catalog.wants, self._asking)
-                tasks.create_task(look, name="catalogue check")
+        with self._showing_lag():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._pull(), name=f"log {self._upstream.changefeed}")
+                tasks.create_task(
+                    heartbeats.run(lambda: self._position.ts, self._asking), name="heartbeat"
+                )
+                tasks.create_task(retention.run(self._asking), name="retention of the log")
+                if self._upstream.catalogue is not None:
+                    look = self._upstream.catalogue.run(self._catalog.wants, self._asking)
+                    tasks.create_task(look, name="catalogue check")
+
+    @contextmanager
+    def _showing_lag(self) -> Iterator[None]:
+        """Show how old what was read is, by the clock and not by what comes, for the block: a log
+        that stands still would show its last lag for ever.
+        """
+
+        def lag_s() -> float:
+            return max(0.0, time.time() - physical_ms(self.resolved_ts) / 1000)
+
+        metrics.RESOLVED_LAG.labels(self._upstream.changefeed).set_function(lag_s)
+        try:
+            yield
+        finally:
+            # Paused or removed, or it goes on in another capture.
+            metrics.RESOLVED_LAG.remove(self._upstream.changefeed)
 
     @property
     def _position(self) -> LogPosition:
@@ -327,7 +345,6 @@ class LogPuller:
         for table in tables:
             self._sorter_rows.resolve(table.span, ts)
         self.resolved_ts, self._resolved_at = ts, now
-        metrics.RESOLVED_LAG.set(max(0.0, time.time() - physical_ms(ts) / 1000))
 
     def _resolve_all(self) -> None:
         """Resolve the changefeed as a whole, once it was without tables to resolve one by one."""

@@ -46,6 +46,7 @@ class PumpOfflineError(InvalidError):
 class Feed:
     """Whose changes, from where on, and where they go."""
 
+    changefeed: str
     tables: Sequence[SourceTable]
     start_ts: int
     rows: Rows
@@ -100,9 +101,13 @@ class PumpPuller:
             await self._add_unwritten(table, self._feed.start_ts)
         # Before the first pull: a pump's GC keeps what registered readers need.
         await self._register()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch_registry(tasks), name="pumps of the registry")
-            tasks.create_task(self._deliver(tables), name="merge of pumps")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch_registry(tasks), name="pumps of the registry")
+                tasks.create_task(self._deliver(tables), name="merge of pumps")
+        finally:
+            # The changefeed is paused or removed, or goes on in another capture.
+            metrics.PUMP_BEHIND.remove(self._feed.changefeed)
 
     async def _watch_registry(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -134,7 +139,7 @@ class PumpPuller:
         """Log which pump the others wait for, once it takes long."""
         pump, position_ts = self._merge.slowest
         behind_s = max(0, physical_ms(now_ts) - physical_ms(position_ts)) / 1e3 if pump else 0.0
-        metrics.PUMP_BEHIND.set(behind_s)
+        metrics.PUMP_BEHIND.labels(self._feed.changefeed).set(behind_s)
         if behind_s > _SLOW_S and now_ts >= self._next_warning_ts:
             self._next_warning_ts = compose(physical_ms(now_ts) + _SLOW_S * 1000)
             _log.warning(

@@ -1,12 +1,14 @@
 """Which changefeeds get a lake job."""
 
 import asyncio
+import json
 import sys
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import grpc.aio
 import pytest
+from prometheus_client import REGISTRY
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.changefeed.info import lake_format
@@ -85,6 +87,26 @@ async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_res
         feed.state = pb.CHANGEFEED_STATE_STOPPED
         await supervisor._follow()
         assert not supervisor._jobs
+
+
+async def test_a_changefeed_that_is_paused_shows_no_lag_of_its_lake_any_more(monkeypatch, tmp_path):
+    line = json.dumps({"end_ts": 5, "rows": {}, "seconds": 0, "checkpoint": 4})
+    script = f"import signal; print({line!r}, flush=True); signal.pause()"
+
+    def lag():
+        return REGISTRY.get_sample_value("tidemark_spark_lag_seconds", {"changefeed": "feed"})
+
+    async def until(shown):
+        async with asyncio.timeout(60):
+            while (lag() is not None) != shown:  # noqa: ASYNC110 - a registry has no event
+                await asyncio.sleep(0.01)
+
+    async with supervised(monkeypatch, tmp_path, script) as (supervisor, feed):
+        await supervisor._follow()
+        await until(True)
+        feed.state = pb.CHANGEFEED_STATE_STOPPED
+        await supervisor._follow()
+        await until(False)
 
 
 def test_every_job_has_the_shared_options_and_its_own():
