@@ -35,6 +35,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_timeout, "BEGIN_S", 0.1)
 
 
+@pytest.fixture
+def patient(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream may take its time to begin, as on a machine with much to do."""
+    monkeypatch.setattr(stream_timeout, "BEGIN_S", LIMIT_S)
+
+
 class Silent:
     """A call on which `messages` come, and then nothing."""
 
@@ -159,7 +165,7 @@ async def test_a_pump_that_does_not_begin_is_asked_again() -> None:
         assert pump.streams > 1
 
 
-async def test_a_store_that_falls_silent_is_asked_again() -> None:
+async def test_a_store_that_falls_silent_is_asked_again(patient: None) -> None:
     before = metrics.SILENT_STREAMS.labels("store")._value.get()
     async with (
         asyncio.timeout(LIMIT_S),
@@ -181,10 +187,11 @@ async def test_a_store_that_falls_silent_is_asked_again() -> None:
     assert metrics.SILENT_STREAMS.labels("store")._value.get() == before + 1
 
 
-async def test_a_pump_that_falls_silent_is_asked_again_from_where_it_was() -> None:
+async def test_a_pump_that_falls_silent_is_asked_again_from_where_it_was(patient: None) -> None:
     async with asyncio.timeout(LIMIT_S), serving() as (pump, address):
         pump.streams = 1
-        stream = PumpStream("p", address, 1, None, 7, silent_s=1.0)
+        stream = PumpStream("p", address, 1, None, 7, silent_s=0.1)
         async with aclosing(stream.run()) as transactions:
             assert [(await anext(transactions)).commit_ts for _ in range(3)] == [8, 9, 10]
-        assert pump.streams == 4
+        # Each stream gave one binlog, and was waited for in vain after that.
+        assert pump.streams >= 4
