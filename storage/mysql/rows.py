@@ -11,7 +11,7 @@ Rows_event.
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -31,6 +31,10 @@ from storage.mysql.table_map import ID_BYTES, TableMap
 
 WAVE_ROWS_MIN: Final = 24
 """Below this many events that go on, images are cheaper found one by one."""
+IDS_MAX: Final = 4096
+"""How many of a server's numbers are remembered: far more than one statement has tables."""
+SHAPES_MAX: Final = 16_384
+"""How many tables, as a log has described them, are remembered; one takes some kilobytes."""
 _TOO_LONG = (
     "a row image reaches beyond the end of its event: the event, or the TABLE_MAP before it, is "
     "damaged"
@@ -71,12 +75,18 @@ class Images:
 class TableMaps:
     """The tables that a log has told of, by the server's numbers;
     forgotten when the server or its log begins anew.
+
+    A server whose table cache is full gives a table another number each time it opens it, so there
+    are as many as it likes. The ones told of longest ago are forgotten: each statement tells of its
+    tables anew, before its rows.
     """
 
     def __init__(self, *, mariadb: bool) -> None:
         self._mariadb = mariadb
-        self._tables: dict[int, bytes] = {}
+        self._tables: dict[int, tuple[bytes, TableMap]] = {}
+        """By number, the one told of last at the end: the body of its event, and what it says."""
         self._parsed: dict[bytes, TableMap] = {}
+        """By body without the number."""
 
     def clear(self) -> None:
         """Drop all numbers: another log begins (FORMAT_DESCRIPTION, a real ROTATE)."""
@@ -98,6 +108,8 @@ class TableMaps:
                 "the log holds partial JSON updates: SET GLOBAL binlog_row_value_options='' on "
                 "the server, and begin the changefeed after that"
             )
+        # Not later: what these events tell of is needed to their end.
+        self._drop_oldest()
         maps = events.of(EventType.TABLE_MAP)
         groups: list[TableRows] = []
         for first, last in self._stretches(events, maps):
@@ -118,7 +130,8 @@ class TableMaps:
         offsets: list[int] = []
         for table_id in np.unique(ids).tolist():
             mine = maps[ids == table_id]
-            if table_id in self._tables and self._tables[table_id] != events.body(int(mine[0])):
+            known = self._tables.get(table_id)
+            if known is not None and known[0] != events.body(int(mine[0])):
                 offsets.append(int(mine[0]))
             offsets += mine[1:][_differs(events, mine)].tolist()
         return sorted(offsets)
@@ -127,9 +140,23 @@ class TableMaps:
         ids = _table_ids(events, maps)
         for table_id, at in zip(*np.unique(ids, return_index=True), strict=True):
             body = events.body(int(maps[at]))
-            if body not in self._parsed:
-                self._parsed[body] = TableMap.parse(body, mariadb=self._mariadb)
-            self._tables[int(table_id)] = body
+            known = self._tables.pop(int(table_id), None)
+            if known is None or known[0] != body:
+                known = body, self._parse(body)
+            self._tables[int(table_id)] = known
+
+    def _parse(self, body: bytes) -> TableMap:
+        without_id = body[ID_BYTES:]
+        if without_id not in self._parsed:
+            self._parsed[without_id] = TableMap.parse(body, mariadb=self._mariadb)
+        return self._parsed[without_id]
+
+    def _drop_oldest(self) -> None:
+        for table_id in list(itertools.islice(self._tables, max(0, len(self._tables) - IDS_MAX))):
+            del self._tables[table_id]
+        if len(self._parsed) > SHAPES_MAX:
+            # Each number's is kept, so that one table has one of them.
+            self._parsed = {body[ID_BYTES:]: table for body, table in self._tables.values()}
 
     def _grouped(self, events: Events, rows: Offsets, first: int, last: int) -> list[TableRows]:
         rows = rows[(rows >= first) & (rows < last)]
@@ -142,7 +169,7 @@ class TableMaps:
                 raise CorruptError(
                     f"rows of a table ({table_id}) that no TABLE_MAP told of: begin at a GTID"
                 )
-            groups.append(TableRows(self._parsed[self._tables[table_id]], rows[ids == table_id]))
+            groups.append(TableRows(self._tables[table_id][1], rows[ids == table_id]))
         return groups
 
 
@@ -156,7 +183,7 @@ def _joined(groups: list[TableRows]) -> list[TableRows]:
         return groups
     same: dict[TableMap, list[TableRows]] = {}
     for group in groups:
-        same.setdefault(replace(group.table, table_id=0), []).append(group)
+        same.setdefault(group.table, []).append(group)
     return [
         TableRows(each[0].table, np.sort(np.concatenate([group.numbers for group in each])))
         for each in same.values()

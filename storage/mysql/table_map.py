@@ -72,10 +72,6 @@ class TableMap:
     Columns without metadata have empty names and count as signed bytes.
     """
 
-    table_id: int
-    """The server's number for this version of the table,
-    good until the server or its log file begins anew.
-    """
     schema: str
     table: str
     columns: tuple[Column, ...]
@@ -91,8 +87,7 @@ class TableMap:
             ColumnUnsupportedError: a column is of a type that is not known.
         """
         reader = Reader(body)
-        table_id = reader.number(ID_BYTES)
-        reader.take(2)
+        reader.take(ID_BYTES + 2)
         schema, table = (_name(reader) for _ in range(2))
         types = reader.take(reader.packed())
         metas = Reader(reader.string())
@@ -102,7 +97,7 @@ class TableMap:
             replace(column, nullable=null) for column, null in zip(columns, nullable, strict=True)
         ]
         columns, key = _with_metadata(columns, dict(_fields(reader)), mariadb=mariadb)
-        return cls(table_id, schema, table, tuple(columns), key)
+        return cls(schema, table, tuple(columns), key)
 
     @staticmethod
     def names(body: bytes) -> tuple[str, str]:

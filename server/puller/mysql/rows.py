@@ -26,7 +26,7 @@ from storage.model.system_schemas import WATERMARK_SCHEMA
 from storage.mysql.arrow import arrow_columns
 from storage.mysql.changes import Plan, read_changes
 from storage.mysql.event import Events
-from storage.mysql.rows import TableMaps, TableRows
+from storage.mysql.rows import SHAPES_MAX, TableMaps, TableRows
 from storage.mysql.schema import Table
 from storage.mysql.table_map import TableMap
 
@@ -90,7 +90,8 @@ class LogRows:
         self._rows = rows
         self._maps = TableMaps(mariadb=True)
         self._listener = listener
-        self._plans: dict[tuple[int, int], Plan | None] = {}
+        self._plans: dict[tuple[int, int], tuple[TableMap, Plan | None]] = {}
+        """By the table's id and that of the object, which is kept: no other one gets its id."""
         self._empty: set[int] = set()
 
     def note_empty(self, table_ids: Iterable[int]) -> None:
@@ -204,14 +205,16 @@ class LogRows:
         """How rows of this shape are read; None: the table has other columns."""
         key = (table.span.table_id, id(table_map))
         if key not in self._plans:
+            if len(self._plans) >= SHAPES_MAX:
+                self._plans.clear()
             record = Table.parse(table.record.table_info)
             own, behind = (
                 table_map.columns[: len(record.columns)],
                 table_map.columns[len(record.columns) :],
             )
             fits = record.columns == own and all(map(is_hidden, behind))
-            self._plans[key] = Plan.of(record, behind) if fits else None
-        return self._plans[key]
+            self._plans[key] = table_map, Plan.of(record, behind) if fits else None
+        return self._plans[key][1]
 
     def _watermark(self, groups: Sequence[TableRows]) -> TableRows | None:
         if self._listener is None:

@@ -241,6 +241,33 @@ def test_numbers_of_one_table_make_one_group_and_other_columns_another() -> None
     assert [group.numbers.tolist() for group in groups] == [[1, 3], [5]]
 
 
+def test_numbers_and_tables_without_end_are_forgotten_the_oldest_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("storage.mysql.rows.IDS_MAX", 5)
+    monkeypatch.setattr("storage.mysql.rows.SHAPES_MAX", 7)
+    maps, kind = TableMaps(mariadb=True), EventType.WRITE_ROWS_V1
+
+    def group(number: int, name: str, *, told: bool = True) -> list[str]:
+        log = [event(19, table_map(number, name, COLUMNS))] * told
+        log += [event(kind, rows(kind, number, COLUMNS, [[b"\1\0\0\0", b"x"]]))]
+        return [found.table.name for found in maps.group(events(log))]
+
+    for number in range(100):  # one table that is opened again and again
+        assert group(number, "a") == ["shop.a"]
+    assert (len(maps._tables), len(maps._parsed)) == (6, 1)
+    for number in range(100):  # and as many as somebody makes
+        assert group(number, f"t{number}") == [f"shop.t{number}"]
+        group(0, "t0")
+    assert len(maps._tables) <= 6
+    assert len(maps._parsed) <= 8
+    # what was told of lately goes on over the border of a take
+    assert group(0, "", told=False) == ["shop.t0"]
+    assert group(99, "", told=False) == ["shop.t99"]
+    with pytest.raises(CorruptError, match="TABLE_MAP"):
+        group(50, "", told=False)
+
+
 def test_rows_of_an_unknown_table_and_partial_updates_are_refused() -> None:
     unknown = events([event(23, rows(EventType.WRITE_ROWS_V1, 7, COLUMNS, [[b"\1\0\0\0", b"x"]]))])
     with pytest.raises(CorruptError, match="TABLE_MAP"):

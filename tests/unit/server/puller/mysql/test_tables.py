@@ -238,7 +238,7 @@ def test_a_table_found_under_a_later_name_has_the_one_it_was_sought_by() -> None
         Dialect(), searches={("s", name): TableSearch(("s", name)) for name in ("a", "b")}
     )
     look._see_statement(read_statement("RENAME TABLE a TO t, b TO a, t TO b", "s"))
-    look._see_table(TableMap(7, "s", "b", COLUMNS, ("id",)))
+    look._see_table(TableMap("s", "b", COLUMNS, ("id",)))
     seen = _answer(look, {("s", "a"): Definition(("s", "a"), COLUMNS, ("id",))})
     told, defined = seen["s", "a"].table, seen["s", "b"].table
     assert isinstance(told, TableMap)
