@@ -90,6 +90,21 @@ class CoordinatorConfig:
     )
     cluster_id: int = setting(0, "the cluster id; 0: the stored one, or a new one at first start")
 
+    def checked(self) -> "CoordinatorConfig":
+        """This configuration.
+
+        Raises:
+            MetadataUrlError: the metadata is neither etcd's nor a directory.
+            CompatError: there is no such dialect.
+        """
+        if not _directory(self.metadata) and not _etcd_endpoints(self.metadata):
+            raise MetadataUrlError(
+                f"--metadata {self.metadata!r} must be etcd://host:port[,host:port…] or "
+                "leveldb:DIRECTORY"
+            )
+        CompatError.check(self.gc_compat)
+        return self
+
 
 @asynccontextmanager
 async def open_coordinator(
@@ -98,9 +113,11 @@ async def open_coordinator(
     """Serve for the block, `routes` on the HTTP port included; yields the bound address.
 
     Raises:
-        ConfigError, MetadataUrlError, ClusterIdMismatchError, PortInUseError, and those of the
-        metadata.
+        ConfigError, MetadataUrlError, CompatError, ClusterIdMismatchError, PortInUseError, and
+        those of the metadata.
     """
+    config.checked()
+    # Not among what `config check` refuses of a file: the other address may come by a variable.
     if config.addr.startswith(_WILDCARDS) and not config.advertise_addr:
         raise ConfigError(
             f"--addr {config.addr} is no address clients can use; give one with --advertise-addr"
@@ -265,19 +282,20 @@ async def _cluster_id(
 def _open_metadata(
     config: CoordinatorConfig, security: SecurityConfig
 ) -> AbstractAsyncContextManager[EmbeddedEtcd] | AbstractAsyncContextManager[RemoteEtcd]:
-    scheme, _, rest = config.metadata.partition(":")
-    if scheme == "leveldb" and rest:
+    if directory := _directory(config.metadata):
         kept = Retention(
             revisions=config.metadata_keep_revisions,
             age_s=config.metadata_keep_s,
             quota_bytes=config.metadata_quota_bytes,
         )
-        return EmbeddedEtcd.open(Path(rest), kept)
-    if endpoints := _etcd_endpoints(config.metadata):
-        return RemoteEtcd.open(endpoints, lambda endpoint: connect(endpoint, security))
-    raise MetadataUrlError(
-        f"--metadata {config.metadata!r} must be etcd://host:port[,host:port…] or leveldb:DIRECTORY"
-    )
+        return EmbeddedEtcd.open(Path(directory), kept)
+    endpoints = _etcd_endpoints(config.metadata)
+    return RemoteEtcd.open(endpoints, lambda endpoint: connect(endpoint, security))
+
+
+def _directory(url: str) -> str:
+    scheme, _, rest = url.partition(":")
+    return rest if scheme == "leveldb" else ""
 
 
 def _etcd_endpoints(url: str) -> list[str]:

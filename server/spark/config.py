@@ -4,6 +4,7 @@ machine can run Spark at all.
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark_tidemark.lake.format import MODES
@@ -138,15 +139,16 @@ def _check(config: SparkConfig) -> None:
     ]
     if missing:
         raise ConfigError(f"tidemark spark run needs {', '.join(missing)}")
-    unnamed = [
-        text for text in config.conf if not text.partition("=")[0].strip() or "=" not in text
-    ]
+    check_conf(config.conf)
+
+
+def check_conf(conf: Sequence[str]) -> None:
+    """Refuse a Spark setting without a name or value, or with a secret; raises ConfigError."""
+    unnamed = [text for text in conf if not text.partition("=")[0].strip() or "=" not in text]
     if unnamed:
         raise ConfigError(f"--conf is NAME=VALUE, not {', '.join(map(repr, unnamed))}")
     secret = [
-        name
-        for name in (text.partition("=")[0] for text in config.conf)
-        if _SECRET_SETTING.search(name)
+        name for name in (text.partition("=")[0] for text in conf) if _SECRET_SETTING.search(name)
     ]
     if secret:
         raise ConfigError(

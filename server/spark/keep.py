@@ -31,7 +31,13 @@ from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.spark import metrics
 from server.spark.auditor import Auditor, audit_settings
-from server.spark.config import JobSettings, SparkConfig, application_command, job_command
+from server.spark.config import (
+    JobSettings,
+    SparkConfig,
+    application_command,
+    check_conf,
+    job_command,
+)
 from server.spark.job import Application, LakeJob, captures_reporter
 from storage.model.errors import TidemarkError
 
@@ -77,6 +83,13 @@ class KeepConfig(JobSettings):
     application_memory: str = setting("2g", "JVM heap of the application that the jobs share")
     http_addr: str = setting(HTTP_ADDRS["spark-keep"], "/metrics, /healthz, /readyz")
 
+    def checked(self) -> "KeepConfig":
+        """This configuration; raises ConfigError as `job_config` and `job_command`."""
+        check_conf(self.conf)
+        for name in {_option(text)[0] for text in self.job}:
+            job_command(job_config(self, name, "delta:///", "grpc://"), SecurityConfig())
+        return self
+
 
 _OWN = tuple(
     field.name.replace("_", "-")
@@ -112,12 +125,6 @@ def job_config(config: KeepConfig, changefeed: str, target: str, endpoint: str) 
     return load(SparkConfig, "spark", document={}, environ={}, flags=settings)
 
 
-def check_jobs(config: KeepConfig) -> None:
-    """See that the options of `--job` can be used; raises ConfigError as `job_config`."""
-    for name in {_option(text)[0] for text in config.job}:
-        job_command(job_config(config, name, "delta:///", "grpc://"), SecurityConfig())
-
-
 def _settings_of(target: str) -> tuple[dict[str, str], str]:
     """How a lake is kept, as its URI says, and the URI without that."""
     try:
@@ -142,7 +149,7 @@ def _option(text: str) -> tuple[str, str, str]:
 @asynccontextmanager
 async def open_keep(config: KeepConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
     """Keep all lakes current; raises ConfigError for options that cannot be used."""
-    check_jobs(config)
+    config.checked()
     channel_of = connect(config.capture, security, config.token_file)
     async with channel_of as channel, asyncio.TaskGroup() as tasks:
         supervisor = LakeJobSupervisor(config, security, channel, tasks)

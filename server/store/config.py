@@ -81,6 +81,11 @@ class StoreConfig:
                 f"{self.destroy_range_share}"
             )
 
+    def checked(self) -> "StoreConfig":
+        """This configuration; raises as `first_split_keys`."""
+        self.first_split_keys()
+        return self
+
     def first_split_keys(self) -> list[bytes]:
         """The split keys, sorted, each once.
 

@@ -46,6 +46,13 @@ def test_faults_of_all_sections_are_told_and_where_they_are(tmp_path, capsys):
         ("rpc", "max-connections-per-address = 8193", "is from 0 to 8192"),
         ("gc-worker", "lease-seconds = 1", "--lease-seconds (1) must be at least 2"),
         ("store", "destroy-range-share = 2", "at most 1"),
+        ("store", 'split-keys = "61,xyz"', "--split-keys must be hex numbers"),
+        ("coordinator", 'metadata = "etcd:"', "must be etcd://host:port"),
+        ("coordinator", 'metadata = "/data"', "or leveldb:DIRECTORY"),
+        ("coordinator", 'gc-compat = "pd-8"', "must be one of classic, pd-9"),
+        ("spark-keep", 'job = ["orders"]', "--job is CHANGEFEED:NAME=VALUE"),
+        ("spark-keep", 'job = ["orders:compact-every=often"]', "must be a whole number"),
+        ("spark-keep", 'conf = ["spark.x"]', "--conf is NAME=VALUE"),
     ],
 )
 def test_values_that_daemons_refuse_when_they_start_are_refused_here(

@@ -15,7 +15,7 @@ from server.changefeed.info import lake_format
 from server.config import ConfigError
 from server.rpc.credentials import SecurityConfig
 from server.spark import keep
-from server.spark.keep import KeepConfig, LakeJobSupervisor, check_jobs, job_config
+from server.spark.keep import KeepConfig, LakeJobSupervisor, job_config
 
 
 def test_a_lake_is_known_by_its_format_wherever_it_lies():
@@ -116,7 +116,7 @@ def test_every_job_has_the_shared_options_and_its_own():
         conf=("a=1",),
         job=("orders:compact-every=16", "orders:conf=b=2", "orders:mode=append", "x:on-drop=drop"),
     )
-    check_jobs(config)
+    config.checked()
     orders = job_config(config, "orders", "delta:///lake", "grpc://c:1")
     assert (orders.compact_every, orders.conf, orders.mode) == (16, ("a=1", "b=2"), "append")
     assert (orders.token_file, orders.on_drop) == ("/run/token", "keep")
@@ -152,7 +152,7 @@ def test_a_stored_uri_that_cannot_be_read_is_left_to_its_own_job():
 )
 def test_options_of_a_job_are_checked_before_anything_starts(option, fault):
     with pytest.raises(ConfigError, match=fault):
-        check_jobs(KeepConfig(job=(option,)))
+        KeepConfig(job=(option,)).checked()
 
 
 async def test_a_job_is_tried_again_where_nobody_has_seen_that_it_gave_up(monkeypatch, tmp_path):
