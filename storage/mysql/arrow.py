@@ -41,6 +41,7 @@ from storage.mysql.number import (
     years,
 )
 from storage.mysql.schema import INTEGER_BYTES, INTEGERS, STRINGS, Column, Table, Type
+from storage.tidb.binary import content
 
 SRID_BYTES: Final = 4
 _ASCII_TOO: Final = frozenset(
@@ -82,8 +83,8 @@ def arrow_columns(table: Table, rows: pa.Array) -> list[pa.Array]:
     Raises:
         CorruptError: an entry is not a row of the table.
     """
-    data, begin = _content(rows)
-    end = begin[1:]
+    u8s, begin = content(rows, _NULL_CELL_BYTES + PAD_BYTES)
+    data, end = Bytes(u8s), begin[1:]
     valid = np.asarray(rows.is_valid())
     with reading(f"a row of {table.name}"):
         at = np.flatnonzero(valid)
@@ -103,25 +104,6 @@ def arrow_columns(table: Table, rows: pa.Array) -> list[pa.Array]:
     if len(part_columns) == 1 and len(at) == len(rows):
         return part_columns[0]
     return _together([mine for _, mine in parts], part_columns, len(rows))
-
-
-def _content(rows: pa.Array) -> tuple[Bytes, Offsets]:
-    """The bytes of all rows, and where each begins; a last offset is the end."""
-    _, offsets_buffer, data_buffer = rows.buffers()
-    if not len(rows):
-        return Bytes.padded(b""), np.zeros(1, np.int64)
-    offsets = np.frombuffer(offsets_buffer, np.int32)[
-        rows.offset : rows.offset + len(rows) + 1
-    ].astype(np.int64)
-    data = (
-        np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
-    )
-    if len(data) - offsets[-1] >= _NULL_CELL_BYTES + PAD_BYTES:
-        return Bytes(data), offsets
-    used = data[offsets[0] : offsets[-1]]
-    return Bytes(
-        np.concatenate([used, np.zeros(_NULL_CELL_BYTES + PAD_BYTES, np.uint8)])
-    ), offsets - offsets[0]
 
 
 def _columns(table: Table, kind: int, data: Bytes, begin: Offsets, end: Offsets) -> list[pa.Array]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage.model.errors import CorruptError
+from storage.tidb.binary import slices_of, unaligned
 
 Mask = npt.NDArray[np.bool_]
 Offsets = npt.NDArray[np.int64]
@@ -38,7 +39,7 @@ class Bytes:
         if len(self.u8s) < PAD_BYTES:
             self.u8s = np.concatenate([self.u8s, np.zeros(PAD_BYTES, np.uint8)])
         self._u16, self._u32, self._u64 = (
-            _unaligned(self.u8s, dtype) for dtype in ("<u2", "<u4", "<u8")
+            unaligned(self.u8s, dtype) for dtype in ("<u2", "<u4", "<u8")
         )
 
     @classmethod
@@ -84,9 +85,7 @@ class Bytes:
     def slices(self, begin: Offsets, end: Offsets, present: Mask | None = None) -> pa.Array:
         """The bytes `[begin, end)` as a new binary array, null where not `present`.
 
-        Arrow reads slices and the gaps between them as one array, and takes every second value of
-        it, which is one memcpy per value; for that slices that do not ascend are put in order
-        first. They must not overlap.
+        Slices that do not ascend are put in order first (`slices_of`). They must not overlap.
         """
         # What is absent may begin anywhere: it becomes an empty slice where the last one ended.
         if present is not None:
@@ -97,19 +96,7 @@ class Bytes:
             ordered_present = None if present is None else present[order]
             rows = self.slices(begin[order], end[order], ordered_present)
             return rows.take(pa.array(np.argsort(order)))
-        bounds = np.empty(2 * len(begin) + 1, np.int32)
-        bounds[0:-1:2] = begin
-        bounds[1::2] = end
-        bounds[-1] = bounds[-2] if len(begin) else 0
-        both = pa.Array.from_buffers(
-            pa.binary(), 2 * len(begin), [None, pa.py_buffer(bounds), pa.py_buffer(self.u8s)]
-        )
-        absent = None if present is None else ~present
-        return both.take(pa.array(np.arange(0, 2 * len(begin), 2), mask=absent))
-
-
-def _unaligned(data: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[Any]:
-    return np.ndarray((len(data) - np.dtype(dtype).itemsize + 1,), dtype, data, strides=(1,))
+        return slices_of(self.u8s, begin, end, None if present is None else ~present)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """An Arrow binary array as NumPy sees it: one byte buffer, and where each value begins and ends.
 
 Fixed-width numbers are gathered from any byte offset through unaligned views: no Python object per
-value.
+value. `storage.mysql.buffer` reads logs and rows of MySQL by the same means.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ class BinaryColumn:
 
     def __init__(self, array: pa.Array) -> None:
         self.valid = np.asarray(array.is_valid())
-        offsets, self.data = _buffers(array)
+        self.data, offsets = content(array, _PAD)
         self.begin: Offsets = offsets[:-1]
         self.end: Offsets = offsets[1:]
 
@@ -54,39 +54,55 @@ class BinaryColumn:
         return self.u64(at).byteswap()
 
     def slices(self, begin: Offsets, end: Offsets, present: Mask) -> pa.Array:
-        """Copy `data[begin:end]` of each value into a new binary array, null where not `present`.
-
-        The slices must be ascending and must not overlap: Arrow then reads slices and gaps as one
-        array and takes every second value of it, which is one memcpy per value.
+        """Copy `data[begin:end]` of each value into a new binary array, null where not `present`;
+        see `slices_of`.
         """
-        bounds = np.empty(2 * len(begin) + 1, np.int32)
-        bounds[0:-1:2] = begin
-        bounds[1::2] = end
-        bounds[-1] = bounds[-2] if len(begin) else 0
-        both = pa.Array.from_buffers(
-            pa.binary(), 2 * len(begin), [None, pa.py_buffer(bounds), pa.py_buffer(self.data)]
-        )
-        return both.take(pa.array(np.arange(0, 2 * len(begin), 2), mask=~present))
+        return slices_of(self.data, begin, end, ~present)
 
     def _view(self, dtype: str) -> npt.NDArray[Any]:
-        width = np.dtype(dtype).itemsize
-        return np.ndarray((len(self.data) - width + 1,), dtype, self.data, strides=(1,))
+        return unaligned(self.data, dtype)
 
 
-def _buffers(array: pa.Array) -> tuple[Offsets, npt.NDArray[np.uint8]]:
-    """The offsets of `array`, and its bytes followed by at least `_PAD` readable ones;
-    copies only if they are not.
+def unaligned(data: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[Any]:
+    """The number that begins at each byte."""
+    return np.ndarray((len(data) - np.dtype(dtype).itemsize + 1,), dtype, data, strides=(1,))
+
+
+def slices_of(
+    data: npt.NDArray[np.uint8], begin: Offsets, end: Offsets, absent: Mask | None
+) -> pa.Array:
+    """Copy the bytes `[begin, end)` of `data` into a new binary array, null where `absent`.
+
+    The slices must be ascending and must not overlap: Arrow then reads slices and the gaps between
+    them as one array and takes every second value of it, which is one memcpy per value.
+
+    Raises:
+        pa.ArrowInvalid: they are not in `data`.
+    """
+    bounds = np.empty(2 * len(begin) + 1, np.int32)
+    bounds[0:-1:2] = begin
+    bounds[1::2] = end
+    bounds[-1] = bounds[-2] if len(begin) else 0
+    both = pa.Array.from_buffers(
+        pa.binary(), 2 * len(begin), [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    )
+    return both.take(pa.array(np.arange(0, 2 * len(begin), 2), mask=absent))
+
+
+def content(array: pa.Array, pad: int) -> tuple[npt.NDArray[np.uint8], Offsets]:
+    """The bytes of a binary array, followed by at least `pad` readable ones, and where each value
+    begins; a last offset is the end. Copies only if too few bytes follow.
     """
     _, offsets_buffer, data_buffer = array.buffers()
     if not len(array):
-        return np.zeros(1, np.int64), np.zeros(_PAD, np.uint8)
+        return np.zeros(pad, np.uint8), np.zeros(1, np.int64)
     offsets = np.frombuffer(offsets_buffer, np.int32)[
         array.offset : array.offset + len(array) + 1
     ].astype(np.int64)
     data = (
         np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
     )
-    if len(data) - offsets[-1] >= _PAD:
-        return offsets, data
+    if len(data) - offsets[-1] >= pad:
+        return data, offsets
     used = data[offsets[0] : offsets[-1]]
-    return offsets - offsets[0], np.concatenate([used, np.zeros(_PAD, np.uint8)])
+    return np.concatenate([used, np.zeros(pad, np.uint8)]), offsets - offsets[0]
