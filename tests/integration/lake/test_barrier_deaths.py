@@ -194,14 +194,20 @@ class Looks(Deaths):
             self.armed = True
 
 
-def read_again(**columns):
-    """A table that a DDL empties, and whose rows come with the next cut."""
+def altered_and_read_again(renamed=None, /, **columns):
+    """A table that a DDL empties."""
     feed = AcknowledgedFeed()
     feed.create(0, "bank.t", id=pa.int64(), v=pa.string())
     feed.put(5, "bank.t", *({"id": number, "v": "old"} for number in range(3)))
-    feed.alter(10, "bank.t", "ALTER TABLE t MODIFY v …", **columns)
+    feed.alter(10, "bank.t", "ALTER TABLE t MODIFY v …", renamed, **columns)
     feed.ddls[-1] = dataclasses.replace(feed.ddls[-1], truncated=("bank.t",))
     feed._state(10)["bank.t"] = {}
+    return feed
+
+
+def read_again(**columns):
+    """The same, and its rows come with the next cut."""
+    feed = altered_and_read_again(**columns)
     value = 7 if columns["v"] == pa.int32() else "new"
     feed.put(15, "bank.t", *({"id": number, "v": value} for number in range(1, 4)))
     return feed
@@ -227,6 +233,29 @@ def test_a_table_that_is_read_again_may_have_columns_of_any_other_type(place):
     died = lives(place, feed, [10, 20], Policy(mode(place)))
     assert_equal(place, feed, 20)
     assert died > 1
+
+
+def test_a_table_that_is_read_again_may_have_columns_of_another_type_and_name(place):
+    """CHANGE v w INT: targets were asked to rename a column that they had dropped, and refused."""
+    if mode(place) == "append":
+        pytest.skip("a changelog keeps its older rows, of the older type")
+    feed = altered_and_read_again({"v": "w"}, id=pa.int64(), w=pa.int32())
+    feed.put(15, "bank.t", *({"id": number, "w": 7} for number in range(1, 4)))
+    lives(place, feed, [10, 20], Policy(mode(place)))
+    assert_equal(place, feed, 20)
+
+
+def test_a_table_that_is_read_again_may_have_a_key_of_another_type(place):
+    """MySQL and PostgreSQL lost the key with its column: updated rows were there twice."""
+    if mode(place) == "append":
+        pytest.skip("a changelog keeps its older rows, of the older type")
+    feed = altered_and_read_again(id=pa.string(), v=pa.string())
+    feed.put(15, "bank.t", *({"id": str(number), "v": "new"} for number in range(1, 4)))
+    feed.put(25, "bank.t", {"id": "1", "v": "newer"})
+    feed.delete(35, "bank.t", "2")
+    lives(place, feed, [10, 20, 30, 40], Policy(mode(place)))
+    assert_equal(place, feed, 40)
+    assert len(place.rows("bank.t", None)) == 2
 
 
 def test_a_table_renamed_to_the_name_of_one_that_was_dropped_and_kept_has_its_own_rows(place):

@@ -288,7 +288,11 @@ class Barrier:
         return names
 
     def _rekey(self, before: TableMeta | None, table: TableMeta, ts: int) -> None:
-        if before is not None and _key(before) != _key(table) and self._behind(table, ts):
+        if before is None or not self._behind(table, ts):
+            return
+        # A column of another type is another one in the target, so the key went with the old one.
+        retyped = self._policy.evolution == EVOLVE and _retyped_key(before, table)
+        if retyped or _key(before) != _key(table):
             self._target.rekey(table)
 
     def _drop(self, name: str, ddl: Ddl, before: ChangefeedMeta) -> bool:
@@ -351,6 +355,17 @@ class Barrier:
 def _key(table: TableMeta) -> list[tuple[str, int]]:
     """The key's columns by name and identity: another column may have taken the name of one."""
     return [(name, table.column_ids.get(name, 0)) for name in table.key]
+
+
+def _retyped_key(before: TableMeta, table: TableMeta) -> bool:
+    """Whether a column of the key has a type that no widening leads to."""
+    change = difference(*(_columns_of_key(each) for each in (before, table)))
+    return bool(change.incompatible)
+
+
+def _columns_of_key(table: TableMeta) -> Any:
+    own = pa.schema([table.schema.field(name) for name in table.key])
+    return with_column_ids(own, table.column_ids)
 
 
 def _is_another(before: TableMeta | None, table: TableMeta, ddl: Ddl) -> bool:

@@ -144,12 +144,16 @@ class SchemaChange:
     @property
     def replacing(self) -> "SchemaChange":
         """The same for a table that is another one now: columns of another type are dropped,
-        and added as they are.
+        and added as they are, whatever they were called.
         """
         olds, news = zip(*self.incompatible, strict=True) if self.incompatible else ((), ())
-        dropped = (*self.dropped, *(field.name for field in olds))
+        new_names = {field.name for field in news}
         return dataclasses.replace(
-            self, dropped=dropped, added=(*self.added, *news), incompatible=()
+            self,
+            renamed=tuple(pair for pair in self.renamed if pair[1] not in new_names),
+            dropped=(*self.dropped, *(field.name for field in olds)),
+            added=(*self.added, *news),
+            incompatible=(),
         )
 
     def require_possible(self, table: str) -> None:
