@@ -8,11 +8,15 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
+from pyspark_tidemark.lake.databases import manifest
+from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.format import DROP, KEEP
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
+from pyspark_tidemark.lake.opening import database as database_of
 from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.schema import Policy
+from pyspark_tidemark.sink_uri import SinkUri
 
 from tests.integration.lake.aged import AcknowledgedFeed, read_changelog
 from tests.integration.lake.deaths import Deaths, Killed
@@ -256,6 +260,73 @@ def test_a_table_that_is_read_again_may_have_a_key_of_another_type(place):
     lives(place, feed, [10, 20, 30, 40], Policy(mode(place)))
     assert_equal(place, feed, 40)
     assert len(place.rows("bank.t", None)) == 2
+
+
+@pytest.mark.parametrize("kept", ["append", "scd2"])
+@pytest.mark.parametrize("place", ["postgresql", "mysql"], indirect=True)
+def test_a_death_while_history_gets_another_name_changes_nothing(place, kept):
+    """MySQL renames at once: the next life looked for the table under its old name, for ever."""
+    place.target = lambda: DatabaseTarget(
+        database_of(SinkUri.parse(place._uri)), "evolving", mode=kept
+    )
+    feed = AcknowledgedFeed()
+    feed.create(0, "bank.t", id=pa.int64(), v=pa.string())
+    feed.put(5, "bank.t", {"id": 1, "v": "a"}, {"id": 2, "v": "b"})
+    feed.drop(10, "bank.t")
+    feed.create(20, "bank.t", id=pa.int64(), v=pa.int32())
+    feed.put(25, "bank.t", {"id": 3, "v": 7})
+    lives(place, feed, feed.cut_ends(5, 30), Policy(kept))
+    assert [(row["id"], row["v"]) for row in place.rows("bank.t", None)] == [(3, 7)]
+    assert sorted(row["id"] for row in place.rows("bank.t__until_20", None)) == [1, 2]
+
+
+class DeathsAt(Deaths):
+    """Dies after certain steps only, each of them once."""
+
+    def __init__(self, *steps):
+        super().__init__()
+        self._steps = list(steps)
+
+    def after(self, what):
+        if self.armed and self._steps and self._steps[0](what):
+            del self._steps[0]
+            self.armed = False
+            raise Killed
+
+
+@pytest.mark.parametrize("place", ["mysql"], indirect=True)
+def test_two_deaths_around_two_changes_of_columns_swap_no_values(place, monkeypatch):
+    """The first dies before it notes that the columns are changed, the second before the next
+    change: the columns were then taken for those of before both.
+    """
+    feed = AcknowledgedFeed()
+    first = {"id": pa.int64(), "a": pa.string(), "b": pa.string()}
+    feed.create(0, "bank.t", **first)
+    feed.put(5, "bank.t", *({"id": n, "a": f"a{n}", "b": f"b{n}"} for n in range(3)))
+    feed.alter(10, "bank.t", "ALTER TABLE t … a TO b, b TO a", {"a": "b", "b": "a"}, **first)
+    feed.put(15, "bank.t", {"id": 1, "a": "x", "b": "y"})
+    feed.alter(20, "bank.t", "ALTER TABLE t ADD c INT", **first, c=pa.int64())
+    feed.put(25, "bank.t", {"id": 2, "a": "x", "b": "y", "c": 1})
+
+    noted = []
+    note = manifest.set_next_schema
+    monkeypatch.setattr(
+        manifest, "set_next_schema", lambda *given: (noted.append(given), note(*given))
+    )
+    deaths = DeathsAt(
+        lambda what: what.startswith("ALTER TABLE"),
+        lambda what: what == "commit" and len(noted) > 1,
+    )
+    died = 0
+    with deaths.planned():
+        while True:
+            try:
+                life(place, feed, feed.cut_ends(5, 15, 30), deaths, Policy("upsert"))
+                break
+            except Killed:
+                died += 1
+    assert died == 2
+    assert_equal(place, feed, 30)
 
 
 def test_a_table_renamed_to_the_name_of_one_that_was_dropped_and_kept_has_its_own_rows(place):

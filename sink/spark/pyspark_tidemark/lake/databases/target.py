@@ -140,6 +140,10 @@ class DatabaseTarget:
         # Noted before: MySQL commits each statement by itself, so after a crash `schema` must be
         # able to find out which of the two schemas the table has.
         with self._transaction() as cursor:
+            fence = manifest.read_row(cursor, self._app, table.name, lock=True)
+            if fence and self._database.is_altered(cursor, table.name, _mark(fence.next_schema)):
+                # A job that died behind such a statement has not noted that it was done.
+                manifest.adopt_next_schema(cursor, self._app, table.name)
             manifest.set_next_schema(cursor, self._app, table.name, self._identified_schema(table))
         mark = _mark(self._identified_schema(table))
         with self._transaction() as cursor:
@@ -194,6 +198,12 @@ class DatabaseTarget:
         if self._mode in ROW_MODES:
             self.drop(table)
             return
+        until = _until(table.name, ts)
+        with self._transaction() as cursor:
+            if not columns_of(cursor, table.name):
+                # MySQL commits the table's new name by itself: after a crash only the row is left.
+                manifest.rename_row(cursor, self._app, table.name, until)
+                return
         self.truncate(table, ts)
         actual = self.schema(table)
         types = {field.name: field.type for field in lake_schema(table, self._mode)}
@@ -202,9 +212,9 @@ class DatabaseTarget:
             self.alter(table, change)
             return
         with self._transaction() as cursor:
-            for statement in self._database.renamed(cursor, table.name, _until(table.name, ts)):
+            for statement in self._database.renamed(cursor, table.name, until):
                 cursor.execute(statement)
-            manifest.rename_row(cursor, self._app, table.name, _until(table.name, ts))
+            manifest.rename_row(cursor, self._app, table.name, until)
 
     def drop(self, table: TableMeta) -> None:
         """Drop the table, then remove its row."""
