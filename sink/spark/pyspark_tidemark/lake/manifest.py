@@ -180,12 +180,21 @@ class FileManifest:
         if len(chosen) < ROLL_UP_FILES:
             return
         new = records(line for name in chosen for line in texts[name].splitlines())
-        older = _read(self._files, [file for file in listed if not file.single])
-        before = [cut for cut in older if cut.end_ts < new[0].end_ts]
+        before = self._before(listed, new[0].end_ts)
         name = f"{new[0].end_ts:020d}-{new[-1].end_ts:020d}.json"
         # In this order: readers may see a cut twice, and never miss one.
         self._files.create(name, _text(rolled(before, new)))
         self._files.remove(chosen)
+
+    def _before(self, listed: Sequence["CutFile"], end_ts: int) -> list[CutRecord]:
+        """Cuts below `end_ts` that know every table: of the newest roll-up that has some, as its
+        first cut names all tables (`rolled`).
+        """
+        for file in reversed([file for file in listed if not file.single]):
+            cuts = [cut for cut in _read(self._files, [file]) if cut.end_ts < end_ts]
+            if cuts:
+                return cuts
+        return []
 
     def forget(self, before: datetime) -> None:
         """Drop roll-ups of cuts that were all applied before a time, but for the last of these:

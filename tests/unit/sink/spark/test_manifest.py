@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cut_record import CutRecord, TableCut
+from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, versions_at
+from pyspark_tidemark.lake.fencing import Lock
+from pyspark_tidemark.lake.files import LocalFiles
 from pyspark_tidemark.lake.manifest import DIRECTORY, ROLL_UP_FILES, FileManifest
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "lake_manifest_v1.json"
@@ -83,3 +85,35 @@ def test_a_repaired_cut_is_the_newest_one_beside_its_roll_up_too(tmp_path):
         assert [cut.end_ts for cut in manifest.cuts()] == list(ends)
         with pytest.raises(AssertionError, match="never taken back"):
             manifest.replace(RECORD)
+
+
+class CountedFiles(LocalFiles):
+    """Notes which files are read."""
+
+    def __init__(self, directory):
+        super().__init__(directory)
+        self.seen = []
+
+    def read(self, name):
+        self.seen.append(name)
+        return super().read(name)
+
+
+def test_a_roll_up_names_all_tables_and_reads_of_the_older_ones_the_newest_only(tmp_path):
+    """After two busy days it read a hundred thousand cuts, and the lake waited for it."""
+    files, last = CountedFiles(tmp_path), None
+    manifest = FileManifest(files, Lock(files), None)
+    for end in range(1, 4 * ROLL_UP_FILES + 1):
+        name = "bank.first" if end == 1 else "bank.busy"
+        tables = (TableCut(name, 1, end),)
+        manifest.commit(dataclasses.replace(RECORD, start_ts=end - 1, end_ts=end, tables=tables))
+        if end % ROLL_UP_FILES == 0:
+            del files.seen[:]
+            manifest.roll_up()
+            assert [name for name in files.seen if "-" in name] == ([last] if last else [])
+            last = files.names()[-1]
+    files.remove(files.names()[:-1])
+    cuts = manifest.cuts()
+    assert len(cuts) == ROLL_UP_FILES
+    begin = cuts[0].end_ts
+    assert versions_at(cuts, begin) == {"bank.first": 1, "bank.busy": begin}
