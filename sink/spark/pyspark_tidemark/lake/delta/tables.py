@@ -57,6 +57,8 @@ _TRIES = 5
 _UNSETTLED_MOST = 8
 """Versions that one cut can put into a table: its rows, columns, a compaction."""
 _ALTERED = "CHANGE COLUMNS"
+COMPACTED = "COMPACT"
+"""What the history calls a version with the same rows in other files."""
 _COLUMN_ID = COLUMN_ID.decode()
 Actions = Sequence[Mapping[str, Any]]
 
@@ -330,7 +332,7 @@ class DeltaTables:
 
         It applies no cut, so it has no fence.
         """
-        return self._put(name, current, [commit_info("COMPACT", {}, current.version), *actions])
+        return self._put(name, current, [commit_info(COMPACTED, {}, current.version), *actions])
 
     def _put(self, name: str, current: Listing, actions: Actions) -> bool:
         version = current.version + 1

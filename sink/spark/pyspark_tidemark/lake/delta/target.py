@@ -12,11 +12,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.columns import quoted
+from pyspark_tidemark.lake.columns import internal, quoted
 from pyspark_tidemark.lake.delta import evolution
 from pyspark_tidemark.lake.delta.maintenance import Maintenance
 from pyspark_tidemark.lake.delta.modes import Append, History, Upsert, Writer
-from pyspark_tidemark.lake.delta.tables import DeltaTables
+from pyspark_tidemark.lake.delta.tables import COMPACTED, DeltaTables
 from pyspark_tidemark.lake.format import APPEND, ROW_MODES, SCD2, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.hadoop import move, remove
 from pyspark_tidemark.lake.manifest import Manifest
@@ -40,8 +40,10 @@ _WRITERS: dict[str, Callable[[DeltaTables], Writer]] = {
 }
 
 
-_NO_CHANGE: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END")
+_NO_CHANGE: Final = (COMPACTED, "OPTIMIZE", "VACUUM START", "VACUUM END")
 """Operations that leave a table's rows as they are."""
+_ADDED: Final = internal("_added")
+"""A column that rows to add have, and keys to remove have not."""
 
 
 class DeltaTarget:
@@ -198,34 +200,38 @@ class DeltaConnector(LakeConnector):
 
     def changes_after(self, spark: SparkSession, table: StoredTable, version: int) -> str:
         """See `LakeConnector`."""
-        history = spark.sql(f"DESCRIBE HISTORY delta.`{table.path}`")
+        history = spark.sql(f"DESCRIBE HISTORY {_sql_name(table)}")
         commits = history.where(f"version > {version}").collect()
         return ", ".join(row.operation for row in commits if row.operation not in _NO_CHANGE)
 
     def repair(self, spark: SparkSession, table: StoredTable, repair: Repair) -> int:
         """Remove and add by one MERGE.
 
-        A key to remove matches by its `_old` columns; a row to add has none, so it matches nothing
-        and is inserted.
+        A key to remove matches by its columns under other names; a row to add has none of these,
+        so it matches nothing and is inserted.
         """
-        old = {name: f"_old_{name}" for name in repair.key}
+        old = {name: internal(f"_old_{name}") for name in repair.key}
         removed = _frame(spark, repair.gone).select(
-            *[F.col(quoted(name)).alias(old[name]) for name in repair.key],
-            F.expr("false AS _new"),
+            *[F.col(quoted(name)).alias(old[name]) for name in repair.key]
         )
         rows = repair.rows
-        added = _frame(spark, rows).selectExpr("*", "true AS _new")
+        added = _frame(spark, rows).withColumn(_ADDED, F.expr("true"))
         changes = added.unionByName(removed, allowMissingColumns=True)
         changes.createOrReplaceTempView("tidemark_repair")
 
+        there = _sql_name(table)
         same = " AND ".join(f"t.{quoted(name)} = s.{quoted(old[name])}" for name in repair.key)
         columns = [quoted(name) for name in rows.schema.names]
         spark.sql(
-            f"MERGE INTO delta.`{table.path}` t USING tidemark_repair s ON {same} WHEN MATCHED THEN DELETE "  # noqa: S608 - quoted names
-            f"WHEN NOT MATCHED AND s._new THEN INSERT ({', '.join(columns)}) "
+            f"MERGE INTO {there} t USING tidemark_repair s ON {same} WHEN MATCHED THEN DELETE "  # noqa: S608 - quoted names
+            f"WHEN NOT MATCHED AND s.{quoted(_ADDED)} THEN INSERT ({', '.join(columns)}) "
             f"VALUES ({', '.join(f's.{column}' for column in columns)})"
         )
-        return int(spark.sql(f"DESCRIBE HISTORY delta.`{table.path}` LIMIT 1").collect()[0].version)
+        return int(spark.sql(f"DESCRIBE HISTORY {there} LIMIT 1").collect()[0].version)
+
+
+def _sql_name(table: StoredTable) -> str:
+    return f"delta.{quoted(table.path)}"
 
 
 def _frame(spark: SparkSession, rows: Any) -> DataFrame:
