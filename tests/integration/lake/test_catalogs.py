@@ -198,6 +198,26 @@ def test_files_of_cuts_become_one_and_old_ones_go(spark, rest, root, monkeypatch
     assert versions_at(kept, 500) == {f"bank.t{end_ts}": end_ts for end_ts in CUTS[:5]}
 
 
+def test_a_tag_on_the_table_of_cuts_ends_no_job(spark, rest, root, monkeypatch):
+    monkeypatch.setattr(catalog_manifest, "_ROLL_UP_CUTS", 2)
+    now = datetime.now(UTC)
+    with CatalogManifest.opened(spark, root, "bank") as manifest:
+        for end_ts in CUTS[:4]:
+            start_ts = manifest.announce(end_ts - 100, end_ts) - 100
+            manifest.commit(CutRecord("bank", start_ts, end_ts, 0, now.isoformat(), ()))
+            if end_ts == CUTS[0]:
+                table = Catalog(spark, root, "bank", kind="tidemark-cuts").load(
+                    "tidemark_cuts.bank"
+                )
+                tagged = table.currentSnapshot().snapshotId()
+                table.manageSnapshots().createTag("audit", tagged).commit()
+            manifest.tidy(now - timedelta(hours=1))
+        assert [cut.end_ts for cut in manifest.cuts()] == list(CUTS[:4])
+    table.refresh()
+    left = [each.snapshotId() for each in table.snapshots()]
+    assert left == [tagged, table.currentSnapshot().snapshotId()]
+
+
 def test_what_is_not_ours_is_not_touched(spark, changefeed, captures, upstream, rest, root):
     target = keep(spark, changefeed, captures, root, CUTS[:1])
     table = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)

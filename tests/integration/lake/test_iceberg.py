@@ -234,6 +234,21 @@ def test_snapshots_of_a_cut_that_is_not_in_the_manifest_yet_are_kept(
     )
 
 
+def test_a_snapshot_that_somebody_has_tagged_stays_and_others_expire(
+    spark, changefeed, captures, upstream, tmp_path
+):
+    """Iceberg refuses to forget a tagged one, and with it all others: their list grew."""
+    target = keep(spark, changefeed, captures, tmp_path, CUTS)
+    table = target._catalog.load("bank.accounts")
+    first, *others = [int(each.snapshotId()) for each in table.snapshots()]
+    table.manageSnapshots().createTag("audit", first).commit()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(maintenance, "_EXPIRE_EVERY_COMMITS", 1)
+        target._maintenance.expire("bank.accounts", SimpleNamespace(versions=lambda _: frozenset()))
+    left = {int(each.snapshotId()) for each in target._catalog.load("bank.accounts").snapshots()}
+    assert left == {first, others[-1]}
+
+
 def test_a_job_that_was_overtaken_while_it_wrote_commits_nothing(
     spark, changefeed, captures, upstream, tmp_path
 ):

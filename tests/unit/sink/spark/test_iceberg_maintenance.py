@@ -104,3 +104,20 @@ def test_a_table_that_is_dropped_during_its_rewrite_has_no_counts(works):
     works._not_before = 0.0
     works.run(None)
     assert works.rewrites == ["t"]
+
+
+def test_a_table_whose_work_fails_does_not_keep_the_others_from_theirs(works):
+    """It has the most commits, each time more."""
+    works.commit(EVERY)
+    works.run(None)
+    works.failure = OSError("its files are away")
+    assert works.finished() is None
+    works.commit(EVERY)
+    for _ in range(EVERY):
+        works.committed("other", deletes=True)
+    works.failure = None
+    for _ in range(2):
+        works._not_before = 0.0  # a minute later
+        works.run(None)
+        assert works.finished() == Health(1)
+    assert works.rewrites == ["t", "other", "t"]

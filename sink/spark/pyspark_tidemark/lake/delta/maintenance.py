@@ -7,10 +7,13 @@ table is vacuumed at most once an hour.
 Only the tables that need it are touched, and one each time, so that no cut waits for long.
 """
 
+import logging
 import math
 import time
 from datetime import UTC, datetime
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.classic.dataframe import DataFrame
 
@@ -18,6 +21,8 @@ from pyspark_tidemark.lake import compaction
 from pyspark_tidemark.lake.delta.files import joined
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.target import Health, Kept
+
+_log = logging.getLogger(__name__)
 
 VACUUM_EVERY_S = 3600.0
 VACUUM_MARGIN_S = 3600.0
@@ -59,10 +64,20 @@ class Maintenance:
 
     def run(self, kept: Kept) -> Health | None:
         """One table's compaction, and else one table's vacuum, if any is due."""
+        try:
+            return self._next(kept)
+        except (PySparkException, Py4JError, OSError) as err:
+            # Maintenance only spares readers: the cuts need not stop for it.
+            _log.warning("maintenance failed and will be tried again: %s", err)
+            return None
+
+    def _next(self, kept: Kept) -> Health | None:
         name = max(self._commits, key=lambda table: self._commits[table], default=None)
         if name is not None and 0 < self._compact_every <= self._commits[name]:
-            is_done = self.compact(name)
-            self._commits[name] = 0 if is_done else self._compact_every - self._soon
+            # Before it begins, as it may fail: the others have their turn before the next try.
+            self._commits[name] = self._compact_every - self._soon
+            if self.compact(name):
+                self._commits[name] = 0
             return health(self._tables, name)
         name = min(self._vacuumed, key=lambda table: self._vacuumed[table], default=None)
         if (

@@ -212,6 +212,11 @@ class Catalog:
             snapshot = None if parent is None else table.snapshot(parent)
         return snapshot_ids
 
+    @staticmethod
+    def marked(table: Any) -> set[int]:
+        """The snapshots that a branch or a tag names: Iceberg refuses to forget these."""
+        return {int(ref.snapshotId()) for ref in java_dict(table.refs()).values()}
+
     def together(self) -> Together:
         """What commits several tables at once, if this catalog can."""
         return Together(self._classes, self._java)

@@ -67,6 +67,8 @@ class Maintenance:
         self._pool = SparkThreads(spark, 1, "iceberg-maintenance")
         self._running: _Running | None = None
         self._not_before = 0.0
+        self._failed: set[str] = set()
+        """Tables whose last work failed: all others come before them."""
 
     def committed(self, name: str, *, deletes: bool) -> None:
         """A cut was committed to a table."""
@@ -77,6 +79,7 @@ class Maintenance:
         """The table is expired."""
         self._commits.pop(name, None)
         self._deletes.pop(name, None)
+        self._failed.discard(name)
 
     def run(self, kept: Kept) -> Health | None:
         """Begin the next piece of work if none is running; returns the result of one that ended."""
@@ -87,8 +90,9 @@ class Maintenance:
             return self._ended(done)
         if not self._compact_every or time.monotonic() < self._not_before:
             return None
-        name = max(self._commits, key=lambda table: self._commits[table], default=None)
-        if name is not None and self._commits[name] >= self._compact_every:
+        due = [name for name, commits in self._commits.items() if commits >= self._compact_every]
+        if due:
+            name = max(due, key=lambda table: (table not in self._failed, self._commits[table]))
             commits, deletes = self._commits[name], self._deletes.get(name, 0)
             # Before the work begins: cuts that come meanwhile count for the next time.
             self._commits[name] = self._deletes[name] = 0
@@ -103,13 +107,17 @@ class Maintenance:
     def _ended(self, done: _Running) -> Health | None:
         """The health of the table; None if the work failed, which is then due as before."""
         try:
-            return done.outcome.result()
+            health = done.outcome.result()
         except (SourceError, PySparkException, Py4JError, OSError) as err:
             # Maintenance only spares readers: the cuts need not stop for it.
             _log.warning("maintenance failed and will be tried again: %s", err)
+        else:
+            self._failed.discard(done.table)
+            return health
         self._not_before = time.monotonic() + _RETRY_S
         # A table that was dropped meanwhile has no counts.
         if done.table in self._commits:
+            self._failed.add(done.table)
             self._commits[done.table] += done.commits
             self._deletes[done.table] += done.deletes
         return None
@@ -145,7 +153,7 @@ class Maintenance:
             kept_ids = kept.versions(name) & set(snapshots[-MOST_SNAPSHOTS:])
             # A cut is in the manifest only when all of its tables are written: until then no kept
             # cut names the newest one's snapshots.
-            kept_ids |= self._catalog.newest_cut(table)
+            kept_ids |= self._catalog.newest_cut(table) | self._catalog.marked(table)
             expired = [snapshot_id for snapshot_id in snapshots if snapshot_id not in kept_ids]
             if len(expired) < _EXPIRE_EVERY_COMMITS:
                 return

@@ -297,7 +297,9 @@ class CatalogManifest:
 
     def _expire(self) -> None:
         old = {int(snapshot.snapshotId()) for snapshot in java_items(self._table.snapshots())}
-        self._catalog.expire(self._table, sorted(old - {self._mine}))
+        self._catalog.expire(
+            self._table, sorted(old - {self._mine} - self._catalog.marked(self._table))
+        )
 
 
 def cuts_in_catalog(spark: SparkSession, root: str, changefeed: str) -> list[CutRecord]:
