@@ -20,6 +20,7 @@ from pyspark_tidemark.lake.iceberg.files import Share, live_rows
 from pyspark_tidemark.lake.iceberg.masking import Masking
 from pyspark_tidemark.lake.iceberg.rewriting import OldFile, moved, packed
 from pyspark_tidemark.lake.iceberg.storage import Storage
+from pyspark_tidemark.lake.iceberg.types import with_field_ids
 from pyspark_tidemark.lake.iceberg.vectors import written
 
 POSITIONS = st.sets(st.integers(0, 200_000), min_size=1).map(sorted).map(np.array)
@@ -153,3 +154,12 @@ def test_row_groups_are_not_as_small_as_what_tasks_are_given(tmp_path):
     [file] = files.write_rows(layout, batches)
     with pq.ParquetFile(file.path) as opened:
         assert (opened.metadata.num_row_groups, opened.metadata.num_rows) == (1, 100)
+
+
+def test_keys_of_a_narrower_type_are_compared_with_bounds_that_it_has_not(tmp_path):
+    """A column may have been narrowed: tasks of a large cut failed at a bound of before."""
+    fields = with_field_ids(pa.schema([("id", pa.int32())]), {"id": 1})
+    bounds = ({"id": (1, 100_000)},)
+    layout = files.Layout(str(tmp_path), fields.serialize().to_pybytes(), ("id",), bounds)
+    rows = pa.table({"id": pa.array([-1, 1, 7], pa.int8())})
+    assert layout.there(rows) == rows.slice(1)

@@ -17,6 +17,7 @@ from pyspark_tidemark.lake.changes import DELETE, INSERT
 from pyspark_tidemark.lake.files import file_system, is_on_disk, sync
 from pyspark_tidemark.lake.fold import FIRST_OP
 from pyspark_tidemark.lake.iceberg.storage import Storage, is_s3
+from pyspark_tidemark.lake.iceberg.types import key_fields
 from pyspark_tidemark.lake.iceberg.vectors import Vector
 from pyspark_tidemark.lake.ranges import Bounds, possible
 
@@ -62,7 +63,9 @@ class Layout:
         """Those of `rows` (pyarrow.Table) whose keys the table may hold."""
         if self.key_ranges is None or not self.key or not len(rows):
             return rows
-        return rows.filter(possible(rows.select(list(self.key)), self.key_ranges, MOST_NEAR))
+        # As the table has them: a bound may be no value of a narrower type, as tasks get them.
+        keys = rows.select(list(self.key)).cast(key_fields(self.arrow, self.key))
+        return rows.filter(possible(keys, self.key_ranges, MOST_NEAR))
 
 
 @dataclasses.dataclass(frozen=True)
