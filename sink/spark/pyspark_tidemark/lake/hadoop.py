@@ -224,7 +224,7 @@ def move(spark: SparkSession, old: str, new: str) -> None:
             "target",
         )
     system.mkdirs(target.getParent())
-    system.rename(source, target)
+    _rename(system, source, target)
     for path in (new, old):
         sync_place(path)
 
@@ -241,9 +241,24 @@ def remove(spark: SparkSession, path: str) -> None:
     aside = _hadoop_path(spark, f"{directory.getParent()}/{_ASIDE}{directory.getName()}")
     system.delete(aside, True)  # noqa: FBT003 - what an earlier death has left
     if system.exists(directory):
-        system.rename(directory, aside)
+        _rename(system, directory, aside)
         system.delete(aside, True)  # noqa: FBT003 - see above
     sync_place(path)
+
+
+def _rename(system: Any, old: Any, new: Any) -> None:
+    """Rename a directory; a file system may say no without an exception.
+
+    Raises:
+        SourceError: ErrTargetUnavailable.
+    """
+    if not system.rename(old, new):
+        raise SourceError(
+            "ErrTargetUnavailable",
+            f"{old.toString()} cannot be renamed to {new.toString()}: the file system refuses, and "
+            "does not say why",
+            retryable=True,
+        )
 
 
 def _renames_at_once(path: str) -> bool:
