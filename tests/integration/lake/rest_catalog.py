@@ -54,6 +54,8 @@ class RestCatalog:
         """Whether it commits several tables at once."""
         self.shows_newest_only = False
         """Whether it keeps the older snapshots of a table to itself, as Nessie does."""
+        self.misses_namespaces = False
+        """Whether it says of a table in a namespace that is not there that the namespace is not."""
         self.is_raced = False
         """Whether somebody else makes each namespace at the same time, which it tells as Nessie."""
         self.lost_answers = 0
@@ -115,6 +117,8 @@ class RestCatalog:
         if method == "POST":
             request = self._read(body, "requests.UpdateTableRequest")
             return self._text(self._handlers.updateTable(self.java, table, request))
+        if self.misses_namespaces:
+            self._handlers.loadNamespace(self.java, namespace)
         everything = getattr(self._iceberg.rest, "RESTCatalogProperties$SnapshotMode").ALL
         loaded = self._text(self._handlers.loadTable(self.java, table, everything))
         return self._with_credentials(self._newest(loaded) if self.shows_newest_only else loaded)

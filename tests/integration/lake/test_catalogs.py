@@ -198,6 +198,16 @@ def test_files_of_cuts_become_one_and_old_ones_go(spark, rest, root, monkeypatch
     assert versions_at(kept, 500) == {f"bank.t{end_ts}": end_ts for end_ts in CUTS[:5]}
 
 
+def test_a_catalog_may_miss_the_namespace_of_a_table_that_is_not_there_yet(
+    spark, changefeed, captures, upstream, rest, root
+):
+    """The REST protocol has a name for that, too; the job took it for a refusal, for good."""
+    rest.misses_namespaces = True
+    assert cuts_in_catalog(spark, root, "bank") == []
+    keep(spark, changefeed, captures, root, CUTS[:2])
+    assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[1])
+
+
 def test_a_tag_on_the_table_of_cuts_ends_no_job(spark, rest, root, monkeypatch):
     monkeypatch.setattr(catalog_manifest, "_ROLL_UP_CUTS", 2)
     now = datetime.now(UTC)

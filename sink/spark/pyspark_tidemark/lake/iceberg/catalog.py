@@ -48,6 +48,8 @@ Send: TypeAlias = Callable[[Any, str], int]
 """Makes a transaction visible, or lets it wait for others; gets what to call the catalog, and
 returns the id of the snapshot.
 """
+_ABSENT = ("NoSuchTableException", "NoSuchNamespaceException")
+"""What catalogs say of a table that is not there."""
 _VECTORS_SINCE = 3
 PROPERTIES = {
     "format-version": "3",
@@ -87,13 +89,13 @@ class Catalog:
         Raises:
             SourceError: those of `java_catalog.translated`.
         """
-        try:
-            with explained(self._place):
+        with explained(self._place):
+            try:
                 return self._java.loadTable(self.identifier(name))
-        except Py4JJavaError as err:
-            if kind(err) != "NoSuchTableException":
-                raise
-            return None
+            except Py4JJavaError as err:
+                if kind(err) not in _ABSENT:
+                    raise
+                return None
 
     def create(self, name: str, schema: Any, key: Sequence[str]) -> Any:
         """A table without rows, marked as this changefeed's, with the namespaces above it.
