@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
@@ -117,6 +118,23 @@ def test_a_cut_whose_tables_are_written_but_not_published_is_repeated_without_a_
         assert [cut.end_ts for cut in manifest.cuts()] == [300, 700]
     held = upstream.accounts.state(700).values()
     assert ordered(rows(database, "bank.accounts"), "id") == ordered(held, "id")
+
+
+def test_a_job_that_wakes_up_amid_other_cuts_than_its_own_commits_nothing(
+    changefeed, database, upstream
+):
+    """It lost its lock while it was about to write a longer cut than the other job's."""
+    target = database_of(SinkUri.parse(database))
+    with DatabaseManifest.opened(target, "bank") as manifest:
+        applier(changefeed, target, manifest, "scd2").apply(Cut(0, 0, 300))
+        applier(changefeed, target, manifest, "scd2").apply(Cut(1, 300, 450))
+    meta = changefeed.describe(300).tables["bank.accounts"]
+    slices = tuple(changefeed.plan(300, 600, ["bank.accounts"]))
+    late = DatabaseTarget(target, "bank", mode="scd2")
+    before = ordered(rows(database, "bank.accounts"), "id", "valid_from_ts")
+    with pytest.raises(SourceError, match=r"ErrTargetBusy.*another job has applied"):
+        late.apply(Changes(meta, 300, 600, slices, changefeed, {}))
+    assert ordered(rows(database, "bank.accounts"), "id", "valid_from_ts") == before
 
 
 def test_two_jobs_on_one_changefeed_are_told_apart(changefeed, database):

@@ -5,6 +5,7 @@ import re
 
 import pyarrow as pa
 import pytest
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake import changes, compaction
 from pyspark_tidemark.lake.checksum import checksum
@@ -88,6 +89,28 @@ def test_a_changelog_holds_every_change_once_and_its_checksum_says_so(
     total = sum(int(item.checksum or "", 16) for item in told) % (1 << 64)
     table = pa.Table.from_pylist(upstream.accounts.rows, schema=upstream.accounts.schema)
     assert total == checksum([table])[1], "however it was cut and read"
+
+
+def test_a_job_that_wakes_up_amid_other_cuts_than_its_own_commits_nothing(
+    spark, changefeed, captures, upstream, tmp_path
+):
+    """Its cut ended above the other job's, so what both hold was there twice."""
+    late, _, _ = keep(spark, changefeed, captures, tmp_path, "append", CUTS[:1])
+    keep(spark, changefeed, captures, tmp_path, "append", (450,))
+    cut = changes_of(changefeed, captures, "bank.accounts", CUTS[0], CUTS[1])
+    with pytest.raises(SourceError, match=r"ErrTargetBusy.*another job has applied") as caught:
+        late.apply(cut)
+    assert caught.value.retryable
+    rows = spark.read.format("delta").load(f"{tmp_path}/bank/accounts").collect()
+    assert len(rows) == len(upstream.accounts.between(0, 450))
+
+
+def changes_of(changefeed, captures, name, start_ts, end_ts):
+    """What a job applies of a table."""
+    options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
+    meta = changefeed.describe(start_ts).tables[name]
+    slices = tuple(changefeed.plan(start_ts, end_ts, [name]))
+    return changes.Changes(meta, start_ts, end_ts, slices, changefeed, options)
 
 
 def test_maintenance_compacts_and_leaves_what_a_kept_cut_needs(

@@ -120,10 +120,11 @@ class DatabaseTarget:
         with self._transaction(table.name) as cursor:
             # Locked: of two jobs with the same cut one waits here, and then finds it applied.
             fence = manifest.read_row(cursor, self._app, table.name, lock=True)
-            if fence is not None and fence.end_ts >= changes.end_ts:
+            # Beyond the start is also a shorter or a longer cut, whose changes would come twice.
+            if fence is not None and fence.end_ts > changes.start_ts:
                 raise SourceError(
                     "ErrTargetBusy",
-                    f"another job has applied this cut to {table.name}",
+                    f"another job has applied changes of this cut to {table.name}",
                     retryable=True,
                 )
             key = table.key if self._mode in ROW_MODES else ()

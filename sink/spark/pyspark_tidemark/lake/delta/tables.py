@@ -314,16 +314,19 @@ class DeltaTables:
         faster.
 
         Raises:
-            SourceError: ErrTargetBusy, that was this cut.
+            SourceError: ErrTargetBusy, that was this cut, or another one that begins before its
+                end.
         """
         name = changes.table.name
         info = commit_info("CUT", {"end_ts": str(changes.end_ts)}, current.version)
         if self._put(name, current, [info, fence(self._app_id, changes.end_ts), *actions]):
             return True
-        # Made anew from the newer version, the same cut would be applied twice.
-        if (self.position(name) or 0) >= changes.end_ts:
+        # Made anew from the newer version, the same changes would be applied twice.
+        if (self.position(name) or 0) > changes.start_ts:
             raise SourceError(
-                "ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True
+                "ErrTargetBusy",
+                f"another job has applied changes of this cut to {name}",
+                retryable=True,
             )
         return False
 

@@ -279,9 +279,12 @@ class IcebergTarget:
             # and this one makes ours fail (`java_catalog.commit_exactly`), or is seen here.
             transaction = self._catalog.begin(table)
             position = self._catalog.position(transaction.table(), name)
-            if position is not None and position >= changes.end_ts:
+            # Beyond the start is also a shorter or a longer cut, whose changes would come twice.
+            if position is not None and position > changes.start_ts:
                 raise SourceError(
-                    "ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True
+                    "ErrTargetBusy",
+                    f"another job has applied changes of this cut to {name}",
+                    retryable=True,
                 )
             send = self._send(name)
             if changes.emptied:
