@@ -59,7 +59,7 @@ class Lake:
             found = database(target)
             with contextlib.closing(found.connect()) as connection:
                 with connection.cursor() as cursor:
-                    create_tables(cursor)
+                    create_tables(found, cursor)
                 connection.commit()
                 return DatabaseManifest(found, connection, changefeed, None).cuts()
         if target.is_topic:

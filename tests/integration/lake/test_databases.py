@@ -120,6 +120,16 @@ def test_a_cut_whose_tables_are_written_but_not_published_is_repeated_without_a_
     assert ordered(rows(database, "bank.accounts"), "id") == ordered(held, "id")
 
 
+def test_a_user_may_be_called_as_a_database_of_the_source(changefeed, postgres, upstream):
+    """The schema of the user's name comes first once it is there, and had new tables of ours."""
+    with postgres.connect() as connection:
+        connection.execute("CREATE ROLE bank SUPERUSER LOGIN")
+    uri = postgres.create("of_bank").replace("tidemark@", "bank@")
+    keep(changefeed, uri, "upsert")
+    accounts = upstream.accounts.state(upstream.end_ts).values()
+    assert ordered(rows(uri, "bank.accounts"), "id") == ordered(accounts, "id")
+
+
 def test_a_job_that_wakes_up_amid_other_cuts_than_its_own_commits_nothing(
     changefeed, database, upstream
 ):

@@ -39,7 +39,7 @@ def test_a_repair_that_fails_in_the_middle_has_changed_nothing(uri):
     database, name = database_of(uri), f"{uri.path}.t"
     table = database.quoted_table(name)
     with closing(database.connect()) as connection, connection.cursor() as cursor:
-        manifest.create_tables(cursor)
+        manifest.create_tables(database, cursor)
         manifest.insert_row(cursor, FEED, name, SCHEMA)
         manifest.set_end_ts(cursor, FEED, name, CUT)
         connection.commit()

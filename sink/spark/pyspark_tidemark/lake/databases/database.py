@@ -51,6 +51,11 @@ class Database(Protocol):
     def lock(self, cursor: Any, name: str) -> bool:
         """Take a lock for as long as the connection lives; False if somebody else has it."""
 
+    def finds(self, cursor: Any, name: str) -> bool:
+        """Whether statements find a table of our own by its plain name, where CREATE TABLE IF NOT
+        EXISTS might not.
+        """
+
     def namespace(self, name: str) -> str:
         """The statement that makes a table's schema or database."""
 

@@ -32,10 +32,10 @@ _TABLE_COLUMNS = (
     "NULL"
 )
 _CUT_COLUMNS = f"app {_NAME}, end_ts {_TS}, applied_at varchar(40) NOT NULL, document text NOT NULL"
-_CREATE = (
-    f"CREATE TABLE IF NOT EXISTS {TABLES} ({_TABLE_COLUMNS}, PRIMARY KEY (app, name))",
-    f"CREATE TABLE IF NOT EXISTS {CUTS} ({_CUT_COLUMNS}, PRIMARY KEY (app, end_ts))",
-)
+_CREATE = {
+    TABLES: f"CREATE TABLE IF NOT EXISTS {TABLES} ({_TABLE_COLUMNS}, PRIMARY KEY (app, name))",
+    CUTS: f"CREATE TABLE IF NOT EXISTS {CUTS} ({_CUT_COLUMNS}, PRIMARY KEY (app, end_ts))",
+}
 _TIDY_EVERY_CUTS = 256
 _LOCK_WAIT_S, _LOCK_PAUSE_S = 2.0, 0.05
 
@@ -68,7 +68,7 @@ class DatabaseManifest:
         try:
             with explained(database):
                 with connection.cursor() as cursor:
-                    create_tables(cursor)
+                    create_tables(database, cursor)
                     is_locked = _lock(database, cursor, changefeed)
                     last = _last(cursor, changefeed)
                 connection.commit()
@@ -177,10 +177,11 @@ class TableRow:
     next_schema: Any
 
 
-def create_tables(cursor: Any) -> None:
+def create_tables(database: Database, cursor: Any) -> None:
     """Make both tables, if they are not there."""
-    for statement in _CREATE:
-        cursor.execute(statement)
+    for name, statement in _CREATE.items():
+        if not database.finds(cursor, name):
+            cursor.execute(statement)
 
 
 def read_row(cursor: Any, app: str, name: str, *, lock: bool = False) -> TableRow | None:

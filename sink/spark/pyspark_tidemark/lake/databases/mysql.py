@@ -149,6 +149,10 @@ class MySql:
         )
         return bool(cursor.fetchone()[0])
 
+    def finds(self, cursor: Any, name: str) -> bool:  # noqa: ARG002 - see below
+        """See `Database`: both look into the database of the connection."""
+        return False
+
     def namespace(self, name: str) -> str:
         """See `Database`."""
         return (

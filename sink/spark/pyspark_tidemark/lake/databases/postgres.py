@@ -102,6 +102,13 @@ class Postgres:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", (number,))
         return bool(cursor.fetchone()[0])
 
+    def finds(self, cursor: Any, name: str) -> bool:
+        """See `Database`: CREATE TABLE looks into the first schema of the search path only, and
+        that is the user's once the upstream has a database of the user's name.
+        """
+        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
+        return bool(cursor.fetchone()[0])
+
     def namespace(self, name: str) -> str:
         """See `Database`."""
         return f"CREATE SCHEMA IF NOT EXISTS {self.quoted(name.partition('.')[0])}"

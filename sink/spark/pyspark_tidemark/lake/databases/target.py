@@ -49,7 +49,7 @@ class DatabaseTarget:
         # PostgreSQL fails one of two `CREATE SCHEMA IF NOT EXISTS` that run at once.
         self._making = threading.Lock()
         with self._transaction() as cursor:
-            manifest.create_tables(cursor)
+            manifest.create_tables(database, cursor)
 
     @property
     def empties_with_cut(self) -> bool:
