@@ -120,6 +120,23 @@ def test_a_cut_whose_tables_are_written_but_not_published_is_repeated_without_a_
     assert ordered(rows(database, "bank.accounts"), "id") == ordered(held, "id")
 
 
+def test_a_mysql_database_may_have_another_character_set(mariadb):
+    """Texts were staged, and kept, in the database's own: the job ended at the first other one."""
+    mariadb.execute("DROP DATABASE IF EXISTS bank")
+    lake = mariadb.database("lake")
+    mariadb.execute(f"ALTER DATABASE {lake} CHARACTER SET latin1")
+    mariadb.execute("CREATE DATABASE bank CHARACTER SET latin1")
+    feed = EvolvingFeed()
+    name, columns = "bank.日本", {"id": pa.int64(), "v": pa.string()}
+    feed.create(0, name, **columns)
+    feed.put(10, name, {"id": 1, "v": "größer"}, {"id": 2, "v": "日本 🎉"})
+    feed.alter(20, name, "ALTER TABLE … ADD w TEXT", **columns, w=pa.string())
+    feed.put(30, name, {"id": 3, "v": "€", "w": "🎉"})
+    uri = f"{mariadb.uri}/{lake}"
+    keep(feed, uri, "upsert", (10, 20, 30))
+    assert ordered(rows(uri, name), "id") == ordered(feed.state(30)[name].values(), "id")
+
+
 def test_a_user_may_be_called_as_a_database_of_the_source(changefeed, postgres, upstream):
     """The schema of the user's name comes first once it is there, and had new tables of ours."""
     with postgres.connect() as connection:

@@ -33,6 +33,8 @@ class Database(Protocol):
     errors: tuple[type[Exception], ...]
     format: str
     """As sink URIs call it."""
+    table_options: str
+    """What ends CREATE TABLE, so that texts may have any character."""
 
     def connect(self) -> Any:
         """A DB-API connection without autocommit, in UTC: captures send timestamps in UTC."""

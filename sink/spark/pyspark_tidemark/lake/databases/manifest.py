@@ -181,7 +181,7 @@ def create_tables(database: Database, cursor: Any) -> None:
     """Make both tables, if they are not there."""
     for name, statement in _CREATE.items():
         if not database.finds(cursor, name):
-            cursor.execute(statement)
+            cursor.execute(f"{statement} {database.table_options}")
 
 
 def read_row(cursor: Any, app: str, name: str, *, lock: bool = False) -> TableRow | None:

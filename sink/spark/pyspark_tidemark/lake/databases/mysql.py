@@ -25,6 +25,7 @@ from pyspark_tidemark.lake.databases.text import as_values
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.sink_uri import SinkUri
 
+_CHARACTERS = "CHARACTER SET utf8mb4"
 _TYPES = {
     pa.bool_(): "boolean",
     pa.int8(): "tinyint",
@@ -33,7 +34,8 @@ _TYPES = {
     pa.int64(): "bigint",
     pa.float32(): "float",
     pa.float64(): "double",
-    pa.string(): "longtext",
+    # The database, that of our own tables as well, may have another one.
+    pa.string(): f"longtext {_CHARACTERS}",
     pa.binary(): "longblob",
     pa.date32(): "date",
     pa.timestamp("us"): "datetime(6)",
@@ -80,6 +82,7 @@ class MySql:
 
     errors: tuple[type[Exception], ...] = (pymysql.MySQLError,)
     format = "mysql"
+    table_options = _CHARACTERS
 
     def __init__(self, uri: SinkUri) -> None:
         self._settings: dict[str, Any] = {
@@ -131,7 +134,7 @@ class MySql:
             return f"decimal({kind.precision}, {kind.scale})"
         if key_columns and kind == pa.string():
             return (
-                f"varchar({_KEY_BYTES // key_columns // 4}) CHARACTER SET utf8mb4 COLLATE "
+                f"varchar({_KEY_BYTES // key_columns // 4}) {_CHARACTERS} COLLATE "
                 f"{self._key_collation}"
             )
         if key_columns and kind == pa.binary():
@@ -155,9 +158,7 @@ class MySql:
 
     def namespace(self, name: str) -> str:
         """See `Database`."""
-        return (
-            f"CREATE DATABASE IF NOT EXISTS {quoted(name.partition('.')[0])} CHARACTER SET utf8mb4"
-        )
+        return f"CREATE DATABASE IF NOT EXISTS {quoted(name.partition('.')[0])} {_CHARACTERS}"
 
     def stage(
         self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]

@@ -56,6 +56,7 @@ class Postgres:
 
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
     format = "postgresql"
+    table_options = ""
 
     def __init__(self, uri: SinkUri) -> None:
         self._settings: dict[str, Any] = {
