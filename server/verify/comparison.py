@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark_tidemark.digest import RangeChecksums, Ranges, digests, key_texts, row_texts
-from pyspark_tidemark.lake.key_columns import renamed
+from pyspark_tidemark.lake.keys import renamed
 
 from server.verify.catalog import Table
 from server.verify.difference import (

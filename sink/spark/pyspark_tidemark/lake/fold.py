@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
 from pyspark_tidemark.lake.columns import internal, quoted
-from pyspark_tidemark.lake.key_columns import renamed
+from pyspark_tidemark.lake.keys import renamed
 from pyspark_tidemark.lake.schema import IS_CURRENT, VALID_FROM, VALID_TO
 
 FIRST_OP = internal("_first_op")

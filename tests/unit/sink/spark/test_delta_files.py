@@ -22,7 +22,7 @@ from pyspark_tidemark.lake.delta.files import (
 )
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.fold import fold
-from pyspark_tidemark.lake.kept import Kept
+from pyspark_tidemark.lake.keys import Kept
 
 from tests.unit.sink.spark.test_fold import COLUMNS, HISTORIES, KEY, SCHEMA, changes_of, replayed
 

@@ -8,7 +8,7 @@ import pytest
 from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import without, written
 from pyspark_tidemark.lake.delta.log import Listing, commit_info, creation, fence, replayed
-from pyspark_tidemark.lake.kept import Kept
+from pyspark_tidemark.lake.keys import Kept
 from pyspark_tidemark.lake.schema import SchemaChange
 
 PROPERTIES = {"delta.enableDeletionVectors": "true"}

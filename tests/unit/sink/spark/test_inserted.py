@@ -20,8 +20,7 @@ from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.table_keys import living as living_keys
 from pyspark_tidemark.lake.iceberg.types import with_field_ids
-from pyspark_tidemark.lake.kept import Kept
-from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
+from pyspark_tidemark.lake.keys import FileKeys, Kept, KeyIndex, numbers
 
 from tests.unit.sink.spark import test_fold_versions
 from tests.unit.sink.spark.test_delta_files import LAKE, compacted, layout_of, shown

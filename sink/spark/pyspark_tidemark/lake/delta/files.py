@@ -30,8 +30,7 @@ import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake import roaring
 from pyspark_tidemark.lake.files import file_system
-from pyspark_tidemark.lake.kept import Kept
-from pyspark_tidemark.lake.key_columns import places_of
+from pyspark_tidemark.lake.keys import Kept, places_of
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull, met
 from pyspark_tidemark.lake.schema import VALID_TO, fitted
 

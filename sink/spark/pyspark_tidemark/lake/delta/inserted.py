@@ -16,8 +16,7 @@ from pyspark_tidemark.lake.delta.files import (
     stored_columns,
 )
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.key_columns import those_in
-from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
+from pyspark_tidemark.lake.keys import FileKeys, KeyIndex, numbers, those_in
 from pyspark_tidemark.lake.schema import IS_CURRENT
 
 _FEWEST_BYTES_A_ROW: Final = 8

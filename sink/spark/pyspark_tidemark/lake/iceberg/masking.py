@@ -16,8 +16,7 @@ from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.shown import DataFile, ShownFiles
 from pyspark_tidemark.lake.iceberg.types import key_fields
 from pyspark_tidemark.lake.iceberg.vectors import Mask, no_positions, written
-from pyspark_tidemark.lake.kept import Kept
-from pyspark_tidemark.lake.key_columns import MOST_BYTES, places_of
+from pyspark_tidemark.lake.keys import KEPT_BYTES, Kept, places_of
 from pyspark_tidemark.lake.ranges import met
 from pyspark_tidemark.lake.schema import fitted
 
@@ -33,7 +32,7 @@ class Masking:
     def __init__(self, catalog: Catalog, shown: ShownFiles) -> None:
         self._catalog = catalog
         self._shown = shown
-        self._key_columns = Kept(MOST_BYTES)
+        self._key_columns = Kept(KEPT_BYTES)
         self._positions = Kept(_POSITIONS_BYTES)
         """Of vectors, as in S3 each is a request."""
         self._costly: set[str] = set()

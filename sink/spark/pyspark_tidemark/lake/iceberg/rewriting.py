@@ -37,7 +37,7 @@ from pyspark_tidemark.lake.iceberg.shown import ShownFiles, vector_of
 from pyspark_tidemark.lake.iceberg.snapshot import SHARE, Snapshot
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.vectors import Mask, Vector, no_positions, written
-from pyspark_tidemark.lake.kept import Kept
+from pyspark_tidemark.lake.keys import Kept
 from pyspark_tidemark.lake.ranges import Bounds
 
 FULL_BYTES: Final = 128 << 20

@@ -25,8 +25,7 @@ from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.shown import DataFile, ShownFiles
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.types import field_ids, key_fields
-from pyspark_tidemark.lake.key_columns import renamed, those_in
-from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
+from pyspark_tidemark.lake.keys import FileKeys, KeyIndex, numbers, renamed, those_in
 from pyspark_tidemark.lake.ranges import Bounds, coarser, met
 from pyspark_tidemark.lake.schema import fitted
 

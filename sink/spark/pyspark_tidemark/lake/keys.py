@@ -1,15 +1,18 @@
-"""Which data files hold a key that a cut inserts: an insert promises that its key is new,
-and the promise is checked.
+"""Rows by their keys: where a file has them (`places_of`), what of files stays in memory for that
+(`Kept`), and which files may have a key that a cut inserts (`KeyIndex`).
 
-Files are looked into only where their bounds do not exclude the key, so keys that ascend cost a
-comparison a file. What is looked into is remembered as one 64-bit number a key, as data files never
-change: random keys cost reading each file's key columns once in the life of a job. Files beyond the
-budget are not searched, which one warning a table says (docs/design/0030).
+Whatever a key's columns are called, they have names of ours while Arrow joins them. An insert
+promises that its key is new, and the promise is checked: files are looked into only where their
+bounds do not exclude the key, so keys that ascend cost a comparison a file. What is looked into is
+remembered as one 64-bit number a key, as data files never change: random keys cost reading each
+file's key columns once in the life of a job. Files beyond the budget are not searched, which one
+warning a table says (docs/design/0030).
 """
 
 import dataclasses
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable
 from typing import Any, Final
 
@@ -17,12 +20,84 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-MOST_BYTES: Final = 128 << 20
+from pyspark_tidemark.lake.columns import internal
+
+ROW: Final = internal("_row")
+"""A column with the position of a row in its file."""
+KEPT_BYTES: Final = 64 << 20
+"""Of key columns that stay in memory (`Kept`), of all tables together."""
+INDEXED_BYTES: Final = 128 << 20
 """For the hashes of all tables, 8 bytes a key: sixteen million keys."""
 _FACTORS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _NULL: Final = np.uint64(0x6A09E667F3BCC909)
 
 _logger = logging.getLogger(__name__)
+
+
+def numbered(columns: Any) -> Any:
+    """A file's columns (pyarrow.Table) with the position of each row as ROW."""
+    return columns.append_column(ROW, pa.array(np.arange(len(columns))))
+
+
+def renamed(keys: Any) -> Any:
+    """The same columns under names of ours: Arrow's joins take a name that begins with a dot or a
+    bracket for a path, and so for no column or for another one.
+    """
+    return keys.rename_columns([f"key {number}" for number in range(keys.num_columns)])
+
+
+def places_of(columns: Any, keys: Any) -> Any:
+    """The positions, sorted (NumPy), of those of `columns` that are among `keys`; both are
+    pyarrow.Tables with the key's columns, and no others.
+    """
+    wanted = renamed(keys)
+    found = numbered(renamed(columns)).join(
+        wanted, keys=wanted.column_names, join_type="left semi", use_threads=False
+    )
+    return np.sort(found[ROW].to_numpy())
+
+
+def those_in(rows: Any, keys: Any) -> Any:
+    """The rows (pyarrow.Table), in their order, whose key is among `keys` (pyarrow.Table of the
+    key's columns).
+    """
+    return rows.take(pa.array(places_of(rows.select(keys.column_names), keys)))
+
+
+class Kept:
+    """What was read from files that never change, in bounded memory: the values that were used last
+    stay, so that a cut after a cut need not read them again.
+
+    Values have a size (`nbytes`: Arrow tables, NumPy arrays); any number of threads may ask.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._values: OrderedDict[Hashable, Any] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def of(self, name: Hashable, read: Callable[[], Any]) -> Any:
+        """The value of that name: as it was kept, or as `read` gives it."""
+        with self._lock:
+            if name in self._values:
+                self._values.move_to_end(name)
+                return self._values[name]
+        value = read()
+        self.put(name, value)
+        return value
+
+    def put(self, name: Hashable, value: Any) -> None:
+        """Keep a value, as of a file that was just written."""
+        if value.nbytes > self._most_bytes:
+            return
+        with self._lock:
+            if name not in self._values:
+                self._values[name] = value
+                self._bytes += value.nbytes
+            while self._bytes > self._most_bytes:
+                _, oldest = self._values.popitem(last=False)
+                self._bytes -= oldest.nbytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +113,7 @@ class FileKeys:
 class KeyIndex:
     """The keys of data files, by table; tables may be searched by threads of their own."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = INDEXED_BYTES) -> None:
         self._most_bytes = most_bytes
         self._files: dict[str, dict[Hashable, Any]] = {}
         self._bytes = 0
