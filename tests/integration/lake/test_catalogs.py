@@ -15,10 +15,9 @@ from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, versions_at
 from pyspark_tidemark.lake.iceberg import manifest as catalog_manifest
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.java_catalog import java_catalog
+from pyspark_tidemark.lake.iceberg.java_catalog import Together, java_catalog
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest, cuts_in_catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
-from pyspark_tidemark.lake.iceberg.together import Together
 from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.reading import as_of_cut, version_at
 from pyspark_tidemark.lake.schema import Policy

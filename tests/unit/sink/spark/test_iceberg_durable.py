@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from pyspark_tidemark.lake.iceberg.durable import settle
+from pyspark_tidemark.lake.iceberg.java_catalog import settle
 
 COMMIT = "5b371155-cadb-43ae-b884-fc0797131c40"
 

@@ -16,19 +16,19 @@ from pyspark_tidemark.column_metadata import column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_classes, java_dict, java_int, java_items
 from pyspark_tidemark.lake.files import file_system, is_on_disk
-from pyspark_tidemark.lake.iceberg.durable import settle
 from pyspark_tidemark.lake.iceberg.files import Layout, Written
 from pyspark_tidemark.lake.iceberg.java_catalog import (
+    Together,
     commit_exactly,
     explained,
     is_named,
     java_catalog,
     kind,
     name_and_namespace,
+    settle,
 )
 from pyspark_tidemark.lake.iceberg.java_files import Committed, CutFiles, JavaFiles
 from pyspark_tidemark.lake.iceberg.storage import Storage, storage_of
-from pyspark_tidemark.lake.iceberg.together import Together
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
 from pyspark_tidemark.lake.ranges import Bounds
 from pyspark_tidemark.lake.target import path_part

@@ -1,19 +1,34 @@
 """Iceberg's own catalogs, in the driver's JVM: that of a directory, or one that Spark's settings
-describe; commits that go exactly on top of what was read; and what catalogs throw.
+describe; commits that go exactly on top of what was read, of one table or of several at once; what
+makes them durable; and what catalogs throw.
 
 `catalog://NAME/NAMESPACE…` is what Spark calls NAME: `spark.sql.catalog.NAME.type`, `.uri`,
 `.warehouse` and so on are Iceberg's properties of it. They come from Spark's own files
 (SPARK_CONF_DIR) or `--conf`, so no sink URI holds them; secrets come from the files only.
+
+Where a REST catalog offers it (`transactions/commit`), all tables of a cut and its line in the
+manifest are one commit (`Together`): every engine that uses the catalog then sees whole cuts only.
+
+Iceberg hands its files to the system, which writes them within half a minute. A cut's row in the
+manifest is on disk at once, and what it says is acknowledged, so after a power cut the tables of a
+directory would be older than the manifest. Data files are synced where they are written (`files`);
+`settle` does it for Iceberg's own: the table's metadata, its list of manifests, and the manifests
+of the newest commit.
 
 Invariant: a commit replaces exactly the metadata that its transaction began with. Nothing is tried
 twice (docs/design/0032-iceberg-catalogs.md).
 """
 
 import functools
+import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import IllegalArgumentException, UnsupportedOperationException
@@ -21,6 +36,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_classes
+from pyspark_tidemark.lake.files import sync, sync_place, sync_with_checksum
 from pyspark_tidemark.sink_uri import CATALOG_ROOT, RENAMING, masked
 
 _SETTINGS = "spark.sql.catalog."
@@ -48,9 +64,14 @@ _NO_CLASS = ("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodExce
 _NO_FILE_SYSTEM = "UnsupportedFileSystemException"
 _NO_BUCKET = "NoSuchBucketException"
 _WRONG = ("BadRequestException", "NoSuchNamespaceException", "ValidationException")
-
-
 _LOST = "CommitFailedException"
+_TOGETHER = "RESTCatalog"
+_REFUSALS = (SourceError, Py4JJavaError, IllegalArgumentException, UnsupportedOperationException)
+_UUID_CHARACTERS: Final = 36
+_GAP: Final = 16
+"""Manifests are numbered; those that were merged while the commit was made are gone again."""
+
+_log = logging.getLogger(__name__)
 
 
 def is_named(root: str) -> bool:
@@ -169,6 +190,129 @@ def _is_there(operations: Any, snapshot_id: int) -> bool:
         return operations.refresh().snapshot(snapshot_id) is not None
     except Py4JJavaError:
         return False
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A table's transaction, and what is to be done when it is visible."""
+
+    identifier: Any
+    transaction: Any
+    done: Callable[[], None]
+
+
+class Together:
+    """What waits for the commit of a cut; any number of threads may add to it.
+
+    The tables' transactions wait here, their files written, until the manifest commits. Then either
+    everything is visible or nothing: the request names, for each table, the snapshot that its
+    transaction began with.
+    """
+
+    def __init__(self, classes: Any, java_catalog: Any) -> None:
+        self.is_offered = str(java_catalog.getClass().getSimpleName()) == _TOGETHER
+        """Whether the catalog commits several tables at once, as far as is known yet: `first` finds
+        out.
+        """
+        self._classes = classes
+        self._java = java_catalog
+        self._lock = threading.Lock()
+        self._waiting: list[Waiting] = []
+
+    def add(self, table: Waiting) -> int:
+        """Let a table wait for `commit`; returns the id of its snapshot."""
+        with self._lock:
+            self._waiting.append(table)
+        return int(table.transaction.currentMetadata().currentSnapshot().snapshotId())
+
+    def first(self, identifier: Any, transaction: Any, what: str) -> int:
+        """Commit one transaction in this way, or, if the catalog refuses that, as ever; returns the
+        id of its snapshot.
+
+        Raises:
+            SourceError: those of `java_catalog.commit_exactly`.
+        """
+        if self.is_offered:
+            try:
+                return self._commit([identifier], [transaction], what)
+            except _REFUSALS as err:
+                if isinstance(err, SourceError) and err.code == "ErrTargetBusy":
+                    raise
+                self.is_offered = False
+                _log.warning("%s commits each table of a cut by itself: %s", what, err)
+        return commit_exactly(transaction, what)
+
+    def commit(self, identifier: Any, transaction: Any, what: str) -> int:
+        """Make a transaction and all that waits visible at once; returns the id of its snapshot.
+
+        Raises:
+            SourceError: those of `java_catalog.commit_exactly`.
+        """
+        with self._lock:
+            tables, self._waiting = self._waiting, []
+        if not tables:
+            return commit_exactly(transaction, what)
+        snapshot_id = self._commit(
+            [identifier, *(table.identifier for table in tables)],
+            [transaction, *(table.transaction for table in tables)],
+            what,
+        )
+        for table in tables:
+            table.done()
+        return snapshot_id
+
+    def _commit(self, identifiers: Sequence[Any], transactions: Sequence[Any], what: str) -> int:
+        commits = self._classes.java.util.ArrayList()
+        for identifier, transaction in zip(identifiers, transactions, strict=True):
+            commits.add(
+                self._classes.org.apache.iceberg.catalog.TableCommit.create(
+                    identifier, transaction.startMetadata(), transaction.currentMetadata()
+                )
+            )
+        # All or nothing: whether the first one is there says it of all.
+        return commit_exactly(transactions[0], what, lambda: self._java.commitTransaction(commits))
+
+
+def settle(table: Path, manifest_list: Path | None) -> None:
+    """Make the newest version of the table in a directory durable; `manifest_list` is that of its
+    newest snapshot, if it has one.
+    """
+    metadata = table / "metadata"
+    hint = metadata / "version-hint.text"
+    files = [hint, _newest(metadata, hint)]
+    if manifest_list is not None:
+        files += [manifest_list, *_manifests(manifest_list)]
+    for path in files:
+        sync_with_checksum(path)
+    # A new table's directories have new names, too: its own, and its database's.
+    for directory in (metadata, table / "data", table):
+        with suppress(FileNotFoundError):  # no rows yet
+            sync(directory)
+    sync_place(str(table))
+
+
+def _newest(metadata: Path, hint: Path) -> Path:
+    """The metadata of the newest version; the hint may be missing, as Iceberg looks then, too."""
+    with suppress(FileNotFoundError, ValueError):
+        hinted = metadata / f"v{int(hint.read_text(encoding='utf-8'))}.metadata.json"
+        if hinted.exists():
+            return hinted
+    # With another compression a name is `vN.gz.metadata.json`.
+    return max(metadata.glob("v*.metadata.json"), key=lambda path: int(path.name[1:].split(".")[0]))
+
+
+def _manifests(manifest_list: Path) -> Iterator[Path]:
+    """The manifests that were written with a list: `snap-ID-ATTEMPT-UUID.avro` and
+    `UUID-mNUMBER.avro`.
+    """
+    commit, missing = manifest_list.stem[-_UUID_CHARACTERS:], 0
+    for number in count():
+        path = manifest_list.with_name(f"{commit}-m{number}.avro")
+        missing = 0 if path.exists() else missing + 1
+        if missing > _GAP:
+            return
+        if not missing:
+            yield path
 
 
 @contextmanager

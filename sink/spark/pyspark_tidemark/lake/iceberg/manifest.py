@@ -27,9 +27,8 @@ from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.cut_record import CutRecord, records, rolled
 from pyspark_tidemark.lake.iceberg.catalog import Catalog, Send
 from pyspark_tidemark.lake.iceberg.files import read_columns, write_rows
-from pyspark_tidemark.lake.iceberg.java_catalog import commit_exactly
+from pyspark_tidemark.lake.iceberg.java_catalog import Together, commit_exactly
 from pyspark_tidemark.lake.iceberg.storage import Storage
-from pyspark_tidemark.lake.iceberg.together import Together
 from pyspark_tidemark.lake.iceberg.types import with_field_ids
 from pyspark_tidemark.lake.manifest import (
     SINGLE_TABLES,

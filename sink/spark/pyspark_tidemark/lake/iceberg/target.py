@@ -43,7 +43,7 @@ from pyspark_tidemark.lake.iceberg.files import (
     write,
     written_by_task,
 )
-from pyspark_tidemark.lake.iceberg.java_catalog import commit_exactly
+from pyspark_tidemark.lake.iceberg.java_catalog import Together, Waiting, commit_exactly
 from pyspark_tidemark.lake.iceberg.java_files import CutFiles
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
@@ -51,7 +51,6 @@ from pyspark_tidemark.lake.iceberg.masking import CutMasks, Masking
 from pyspark_tidemark.lake.iceberg.shown import ShownFiles
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.table_keys import Inserted, KeyRanges
-from pyspark_tidemark.lake.iceberg.together import Together, Waiting
 from pyspark_tidemark.lake.iceberg.types import key_fields, storable
 from pyspark_tidemark.lake.iceberg.vectors import Mask
 from pyspark_tidemark.lake.manifest import Manifest
