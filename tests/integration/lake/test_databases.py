@@ -120,6 +120,18 @@ def test_a_cut_whose_tables_are_written_but_not_published_is_repeated_without_a_
     assert ordered(rows(database, "bank.accounts"), "id") == ordered(held, "id")
 
 
+def test_a_table_with_a_percent_sign_in_its_name_may_be_truncated(database):
+    """Its name was taken for a place of a value, in mode scd2."""
+    feed, name = EvolvingFeed(), "bank.100%s"
+    feed.create(0, name, id=pa.int64())
+    feed.put(10, name, {"id": 1})
+    feed.truncate(20, name)
+    feed.put(30, name, {"id": 2})
+    keep(feed, database, "scd2", (10, 20, 30))
+    found = {row["id"]: row["valid_to_ts"] for row in rows(database, name)}
+    assert found == {1: 20, 2: None}
+
+
 def test_a_mysql_database_may_have_another_character_set(mariadb):
     """Texts were staged, and kept, in the database's own: the job ended at the first other one."""
     mariadb.execute("DROP DATABASE IF EXISTS bank")

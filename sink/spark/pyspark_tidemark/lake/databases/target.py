@@ -184,9 +184,9 @@ class DatabaseTarget:
             elif self._mode == SOFT_DELETE:
                 cursor.execute(mark_all(name, ts))
             elif self._mode == SCD2:
+                # Not as a parameter: a name may have a percent sign.
                 cursor.execute(
-                    f"UPDATE {name} SET valid_to_ts = %s, is_current = false WHERE is_current",  # noqa: S608 - quoted
-                    (ts,),
+                    f"UPDATE {name} SET valid_to_ts = {ts}, is_current = false WHERE is_current"  # noqa: S608 - quoted
                 )
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
