@@ -165,6 +165,23 @@ def test_a_rewrite_of_a_table_that_was_emptied_meanwhile_commits_nothing(
     assert newest.operation() == "delete"
 
 
+def test_a_table_that_is_dropped_while_it_is_rewritten_ends_no_job(
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch
+):
+    """Its commit found no table, which was taken for a mistake of the program."""
+    target = keep(spark, changefeed, captures, tmp_path, CUTS, deletion_vectors=True)
+    joined = rewriting.Rewriting._joined
+
+    def dropped(found, table, groups):
+        new = joined(found, table, groups)
+        target.drop(TableMeta("bank.accounts", ("id",), upstream.accounts.schema))
+        return new
+
+    monkeypatch.setattr(rewriting.Rewriting, "_joined", dropped)
+    with pytest.raises(SourceError, match="ErrTableNotFound"):
+        target._maintenance.rewrite("bank.accounts")
+
+
 def test_a_table_with_equality_deletes_gets_vectors_in_their_place(
     spark, changefeed, captures, upstream, tmp_path
 ):
@@ -242,9 +259,14 @@ def test_a_snapshot_that_somebody_has_tagged_stays_and_others_expire(
     table = target._catalog.load("bank.accounts")
     first, *others = [int(each.snapshotId()) for each in table.snapshots()]
     table.manageSnapshots().createTag("audit", first).commit()
+
+    def versions(_):
+        assert not target._committing.locked(), "cuts do not wait for the manifest to be read"
+        return frozenset()
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maintenance, "_EXPIRE_EVERY_COMMITS", 1)
-        target._maintenance.expire("bank.accounts", SimpleNamespace(versions=lambda _: frozenset()))
+        target._maintenance.expire("bank.accounts", SimpleNamespace(versions=versions))
     left = {int(each.snapshotId()) for each in target._catalog.load("bank.accounts").snapshots()}
     assert left == {first, others[-1]}
 

@@ -97,6 +97,17 @@ class Catalog:
                     raise
                 return None
 
+    def existing(self, name: str) -> Any:
+        """The same of a table that was there, and that may be dropped while it is worked on.
+
+        Raises:
+            SourceError: ErrTableNotFound, and those of `load`.
+        """
+        table = self.load(name)
+        if table is None:
+            raise SourceError("ErrTableNotFound", f"the table {name} is not there any more")
+        return table
+
     def create(self, name: str, schema: Any, key: Sequence[str]) -> Any:
         """A table without rows, marked as this changefeed's, with the namespaces above it.
 

@@ -138,7 +138,7 @@ class Maintenance:
 
     def rewrite(self, name: str) -> None:
         """Replace data files by fewer ones with the rows that live."""
-        has_vectors = self._has_vectors(self._catalog.load(name))
+        has_vectors = self._has_vectors(self._catalog.existing(name))
         rewriting = self._rewriting if has_vectors else self._whole_rewriting
         rewriting.run(name)
 
@@ -147,21 +147,26 @@ class Maintenance:
 
     def expire(self, name: str, kept: Kept) -> None:
         """Forget the snapshots that no kept cut shows, with the files that only they need."""
+        # A cut is in the manifest only when all of its tables are written: until then no kept cut
+        # names the newest one's snapshots.
+        table = self._catalog.existing(name)
+        snapshots = [int(snapshot.snapshotId()) for snapshot in java_items(table.snapshots())]
+        kept_ids = self._catalog.newest_cut(table)
+        # Read after the snapshots, of which it may then show all but the newest; and while cuts go
+        # on, as there may be very many.
+        kept_ids |= kept.versions(name) & set(snapshots[-MOST_SNAPSHOTS:])
         with self._committing:
-            table = self._catalog.load(name)
-            snapshots = [int(snapshot.snapshotId()) for snapshot in java_items(table.snapshots())]
-            kept_ids = kept.versions(name) & set(snapshots[-MOST_SNAPSHOTS:])
-            # A cut is in the manifest only when all of its tables are written: until then no kept
-            # cut names the newest one's snapshots.
+            table = self._catalog.existing(name)
             kept_ids |= self._catalog.newest_cut(table) | self._catalog.marked(table)
-            expired = [snapshot_id for snapshot_id in snapshots if snapshot_id not in kept_ids]
+            there = {int(snapshot.snapshotId()) for snapshot in java_items(table.snapshots())}
+            expired = [each for each in snapshots if each in there - kept_ids]
             if len(expired) < _EXPIRE_EVERY_COMMITS:
                 return
             self._catalog.expire(table, expired)
 
     def health(self, name: str) -> Health:
         """Files, and rows that vectors and equality deletes mask, of the current snapshot."""
-        table = self._catalog.load(name)
+        table = self._catalog.existing(name)
         summary: Any = table.currentSnapshot().summary()
         tasks = self._catalog.planned(table.newScan())
         small = sum(task.file().fileSizeInBytes() < SMALL_FILE_BYTES for task in tasks)

@@ -102,10 +102,10 @@ class Rewriting(_Rewriter):
         Raises:
             SourceError: ErrTargetBusy, somebody else writes to the table.
         """
-        snapshot = self._snapshot(self._catalog.load(name))
+        snapshot = self._snapshot(self._catalog.existing(name))
         if snapshot.equality_deletes:
             self._replace_equality_deletes(name, snapshot)
-        table = self._catalog.load(name)
+        table = self._catalog.existing(name)
         start = table.currentSnapshot()
         snapshot = self._snapshot(table)
         groups = [
@@ -121,7 +121,7 @@ class Rewriting(_Rewriter):
         """Vectors for the rows that equality deletes take out, in their place."""
         places = snapshot.places_deleted()
         with self._committing:
-            table = self._catalog.load(name)
+            table = self._catalog.existing(name)
             transaction = self._catalog.begin(table)
             shown = ShownFiles(self._catalog, _no_bounds).of(name, table, ())
             there = {each.location for each in shown.deletes}
@@ -153,7 +153,7 @@ class Rewriting(_Rewriter):
     ) -> None:
         """Put new files into the place of old ones, unless one of these is not there any more."""
         with self._committing:
-            table = self._catalog.load(name)
+            table = self._catalog.existing(name)
             transaction = self._catalog.begin(table)
             current = self._snapshot(table)
             shown = {str(file.location()) for file in current.data}
@@ -213,7 +213,7 @@ class WholeRewriting(_Rewriter):
         Raises:
             SourceError: ErrTargetBusy, somebody else writes to the table.
         """
-        table = self._catalog.load(name)
+        table = self._catalog.existing(name)
         start = table.currentSnapshot()
         snapshot = self._snapshot(table)
         if not snapshot.deletes and len(snapshot.data) < 2:
@@ -226,7 +226,7 @@ class WholeRewriting(_Rewriter):
 
     def _commit(self, name: str, start: Any, snapshot: Snapshot, new: Sequence[Written]) -> None:
         with self._committing:
-            transaction = self._catalog.begin(self._catalog.load(name))
+            transaction = self._catalog.begin(self._catalog.existing(name))
             table = transaction.table()
             # With the sequence number of what was read, deletes of later cuts apply to the new
             # files; with the commit's own one, rows that were deleted meanwhile would come back.
