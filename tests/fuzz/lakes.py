@@ -164,10 +164,11 @@ class OddFeed(AcknowledgedFeed):
                 for key, row in held.items()
             }
 
-    def reread(self, ts: int, name: str, column: str, kind: Any) -> None:
-        """A column gets another type: the table is emptied, and comes again."""
-        columns = {**self.columns(name), column: kind}
-        self.alter(ts, name, "ALTER TABLE … MODIFY", None, None, (), **columns)
+    def reread(self, ts: int, name: str, column: str, new: tuple[str, Any]) -> None:
+        """A column gets another name and type: the table is emptied, and comes again."""
+        columns = dict(new if each[0] == column else each for each in self.columns(name).items())
+        renamed = {} if new[0] == column else {column: new[0]}
+        self.alter(ts, name, "ALTER TABLE … CHANGE", renamed, None, (), **columns)
         self.ddls[-1] = dataclasses.replace(self.ddls[-1], truncated=(name,))
         self._state(ts)[name] = {}
 
@@ -287,14 +288,7 @@ class Life:
         self.told[f"ALTER {kind}"] += 1
         self.ts += 1
         if kind == "retype":
-            column = self.dice.choice(others)
-            held = self.feed.state(self.ts)[name]
-            self.feed.reread(self.ts, name, column, self.kind())
-            self.ts += 1
-            columns = self.feed.columns(name)
-            for seq, row in enumerate(list(held.values())):
-                again = {c: self.value(columns[c]) if c == column else row[c] for c in columns}
-                self.feed.tell(self.ts, name, "update", seq, again)
+            self._read_again(name, columns)
             return
         altered = Altered(self, list(columns.items()))
         altered.make(kind)
@@ -308,6 +302,21 @@ class Life:
             **dict(altered.columns),
         )
         self.ts += self.dice.choice((0, 1))
+
+    def _read_again(self, name: str, columns: dict[str, Any]) -> None:
+        """A column, now and then of the key, gets another type, and perhaps another name."""
+        column = self.dice.choice(list(columns))
+        is_key = column == next(iter(columns))
+        new_name = self.fresh(columns) if self.dice.random() < 0.3 else column
+        kind = self.kind(is_key=is_key)
+        held = list(self.feed.state(self.ts)[name].values())
+        self.feed.reread(self.ts, name, column, (new_name, kind))
+        self.ts += 1
+        keys = self.dice.sample(_POOLS[kind], len(_POOLS[kind])) if is_key else held
+        for seq, (row, key) in enumerate(zip(held, keys, strict=False)):
+            value = key if is_key else self.value(kind)
+            again = {new_name if c == column else c: row[c] for c in columns} | {new_name: value}
+            self.feed.tell(self.ts, name, "update", seq, again)
 
     def fresh(self, taken: Iterable[str]) -> str:
         """A column's name that is none of those."""
