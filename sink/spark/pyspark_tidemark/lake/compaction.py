@@ -1,4 +1,5 @@
-"""Which files of a Delta table are worth being joined, and which of them the driver may join now.
+"""Which files of a Delta or Iceberg table are worth being joined, and which of them the driver may
+join now.
 
 Pure.
 
