@@ -149,6 +149,38 @@ def test_a_mysql_database_may_have_another_character_set(mariadb):
     assert ordered(rows(uri, name), "id") == ordered(feed.state(30)[name].values(), "id")
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "WIN1252", "SQL_ASCII"])
+def test_a_postgresql_database_may_have_another_encoding(postgres, encoding):
+    """Bytes of UTF-8 were taken for characters of the database's own: other texts, in silence."""
+    with postgres.connect() as connection:
+        connection.execute(
+            f"CREATE DATABASE {encoding.lower()} ENCODING '{encoding}' TEMPLATE template0"
+        )
+    uri = postgres.uri(encoding.lower())
+    feed = EvolvingFeed()
+    feed.create(0, "bank.t", id=pa.int64(), v=pa.string())
+    feed.put(10, "bank.t", {"id": 1, "v": "größer"})
+    keep(feed, uri, "upsert", (5, 10))
+    assert [row["v"] for row in rows(uri, "bank.t")] == ["größer"]
+    with postgres.connect(encoding.lower()) as connection:
+        lengths = connection.execute("SELECT length(v) FROM bank.t").fetchall()
+    assert lengths == [(8 if encoding == "SQL_ASCII" else 6,)]
+    feed.put(20, "bank.t", {"id": 2, "v": "日本"})
+    if encoding != "SQL_ASCII":
+        with pytest.raises(SourceError, match=r"ErrTargetRefused.*no equivalent in encoding"):
+            keep(feed, uri, "upsert", (15, 20))
+
+
+def test_a_text_that_postgresql_cannot_hold_is_told_with_a_way_out(postgres):
+    feed = EvolvingFeed()
+    feed.create(0, "bank.t", id=pa.int64(), v=pa.string())
+    feed.put(10, "bank.t", {"id": 1, "v": "a\0b"})
+    told = r"ErrTargetRefused\] bank\.t: a text holds the character U\+0000.*--columns"
+    with pytest.raises(SourceError, match=told) as caught:
+        keep(feed, postgres.create("nul"), "upsert", (5, 10))
+    assert not caught.value.retryable
+
+
 def test_a_user_may_be_called_as_a_database_of_the_source(changefeed, postgres, upstream):
     """The schema of the user's name comes first once it is there, and had new tables of ours."""
     with postgres.connect() as connection:

@@ -69,6 +69,8 @@ class Postgres:
             "password": password(uri),
             "connect_timeout": _CONNECT_S,
             "application_name": "tidemark",
+            # Rows are sent as bytes of UTF-8; the database, or the environment, may say else.
+            "client_encoding": "utf8",
         }
         if uri.option("ca-path"):
             self._settings |= {"sslmode": "verify-full", "sslrootcert": uri.option("ca-path")}
@@ -287,6 +289,20 @@ class Postgres:
             return SourceError("ErrCredentials", f"{advice} to the target ({str(err).strip()})")
         if isinstance(err, (errors.InvalidPassword, errors.InvalidAuthorizationSpecification)):
             return SourceError("ErrCredentials", f"the database refuses us: {err}")
+        if isinstance(err, errors.UntranslatableCharacter):
+            return SourceError(
+                "ErrTargetRefused",
+                f"a text does not fit into the database's encoding ({str(err).strip()}): choose a "
+                "database that was created with ENCODING 'UTF8'",
+            )
+        if isinstance(err, errors.CharacterNotInRepertoire):
+            # What is sent is UTF-8, so it is the one character that PostgreSQL's texts cannot have.
+            return SourceError(
+                "ErrTargetRefused",
+                "a text holds the character U+0000, which PostgreSQL cannot: remove it at the "
+                "source, or create the changefeed with --columns that leave the column out "
+                f"({str(err).strip()})",
+            )
         later = isinstance(err, _LATER) and not isinstance(err, _NEVER)
         code = "ErrTargetUnavailable" if later else "ErrTargetRefused"
         return SourceError(code, f"PostgreSQL says: {err}", retryable=later)
