@@ -149,6 +149,25 @@ def test_a_mysql_database_may_have_another_character_set(mariadb):
     assert ordered(rows(uri, name), "id") == ordered(feed.state(30)[name].values(), "id")
 
 
+def test_a_postgresql_database_may_have_settings_of_its_own(postgres):
+    """Values of new columns lost their backslashes, and cuts that were acknowledged were lost with
+    the server.
+    """
+    uri = postgres.create("set_otherwise")
+    with postgres.connect() as connection:
+        for setting in ("standard_conforming_strings", "synchronous_commit"):
+            connection.execute(f"ALTER DATABASE set_otherwise SET {setting} = off")
+    value, columns = "a\\nb'\\", {"id": pa.int64()}
+    feed = EvolvingFeed()
+    feed.create(0, "bank.t", **columns)
+    feed.put(10, "bank.t", {"id": 1})
+    feed.alter(20, "bank.t", "ALTER TABLE …", {}, {"v": value}, **columns, v=pa.string())
+    keep(feed, uri, "upsert", (10, 20, 30))
+    assert [row["v"] for row in rows(uri, "bank.t")] == [value]
+    with database_of(SinkUri.parse(uri)).connect() as connection:
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
 @pytest.mark.parametrize("encoding", ["LATIN1", "WIN1252", "SQL_ASCII"])
 def test_a_postgresql_database_may_have_another_encoding(postgres, encoding):
     """Bytes of UTF-8 were taken for characters of the database's own: other texts, in silence."""

@@ -45,6 +45,15 @@ _LATER = (
 _NEVER = (errors.ProgramLimitExceeded, errors.TooManyColumns, errors.StatementTooComplex)
 """Limits, as of an index's entry, that the driver takes for trouble of the server's."""
 _CONNECT_S = 10
+_SESSION = (
+    "SET TIME ZONE 'UTC'; SET client_min_messages = warning; "
+    # `text.as_quoted` writes no backslash escapes.
+    "SET standard_conforming_strings = on; "
+    # A cut is acknowledged when it is committed, so it has to outlive the server.
+    "SELECT set_config('synchronous_commit', 'on', false) "
+    "WHERE current_setting('synchronous_commit') = 'off'"
+)
+"""What a database, or a user, may have set otherwise."""
 _REQUIRE_AUTH_SINCE = 160_000
 """The libpq that can refuse a server which asks for the password itself."""
 _PRIMARY_KEY, _MOVING = "tidemark_primary", "tidemark_moving"
@@ -80,8 +89,7 @@ class Postgres:
     def connect(self) -> Any:
         """See `Database`."""
         connection = psycopg.connect(**self._settings)
-        connection.execute("SET TIME ZONE 'UTC'")
-        connection.execute("SET client_min_messages = warning")
+        connection.execute(_SESSION)
         connection.commit()
         return connection
 
