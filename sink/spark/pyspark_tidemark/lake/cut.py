@@ -297,7 +297,7 @@ class CutApplier:
         end_ts: int,
         slices: Sequence[SliceEndpoint],
     ) -> Changes:
-        # A description that came again is another object: rows are fitted only where columns differ.
+        # A description may come again as another object: rows are fitted where columns differ.
         schema = None if table.schema.equals(read.schema) else read.schema
         return Changes(
             table,
