@@ -679,7 +679,6 @@ class Place:
                 f"REORG TABLE {table} APPLY (PURGE)",
                 f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '3')",
                 f"ALTER TABLE {table} SET TBLPROPERTIES ('comment' = 'ours')",
-                f"ANALYZE TABLE {table} COMPUTE DELTA STATISTICS",
             )
         )
         self.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
