@@ -25,7 +25,7 @@ from server.capture.feed import Feed, FeedFactory
 from server.capture.fence import Fence, FencedMeta
 from server.changefeed import keys
 from server.changefeed.history import History, SchemaChange, by_id
-from server.changefeed.info import ChangefeedInfo
+from server.changefeed.info import ChangefeedInfo, read_info
 from server.puller.source import Source
 from server.rpc.pd import PdClient
 from storage.meta.meta import Delete, Meta, Op, Put
@@ -101,7 +101,7 @@ class Placement:
         logs = [
             info.id
             for pair in await self._meta.get_prefix(keys.INFOS)
-            if is_log((info := ChangefeedInfo.from_json(pair.value)).source_uri)
+            if is_log((info := read_info(pair.key, pair.value)).source_uri)
         ]
         running = await captures_of(self._meta, keys.MAINTAINERS)
         metrics.UNMAINTAINED.set(len(set(logs) - running.keys()))

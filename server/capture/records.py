@@ -16,7 +16,7 @@ from server.capture.fence import Fence, FencedMeta
 from server.capture.job_report import JobReport
 from server.changefeed import keys
 from server.changefeed.history import SchemaChange
-from server.changefeed.info import ChangefeedInfo, checkpoint_of, status_json
+from server.changefeed.info import ChangefeedInfo, checkpoint_of, read_info, status_json
 from server.changefeed.records import SchemaRecords, delete_all, delete_others, head_put, parts
 from server.changefeed.table import TableRecord
 from server.dump.job import DumpRecords, Job
@@ -46,8 +46,7 @@ class Records:
             pair.key.removeprefix(keys.STATUSES): checkpoint_of(pair.value) for pair in statuses
         }
         loaded = [
-            (pair.key.removeprefix(keys.INFOS), ChangefeedInfo.from_json(pair.value))
-            for pair in infos
+            (pair.key.removeprefix(keys.INFOS), read_info(pair.key, pair.value)) for pair in infos
         ]
         return [(info, checkpoints.get(name, info.start_ts)) for name, info in loaded]
 
@@ -59,7 +58,7 @@ class Records:
         if pair is None:
             return None
         info, status = (
-            ChangefeedInfo.from_json(pair.value),
+            read_info(pair.key, pair.value),
             await self._meta.get(keys.status(changefeed)),
         )
         return info, info.start_ts if status is None else checkpoint_of(status.value)

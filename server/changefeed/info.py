@@ -273,6 +273,22 @@ class ChangefeedInfo:
             ) from err
 
 
+def read_info(key: bytes, value: bytes) -> ChangefeedInfo:
+    """The record of a changefeed under its key in the metadata.
+
+    Raises:
+        CorruptError: it cannot be read; names the changefeed.
+    """
+    try:
+        return ChangefeedInfo.from_json(value)
+    except CorruptError as err:
+        changefeed = key.rpartition(b"/")[2].decode(errors="replace")
+        raise CorruptError(
+            f"changefeed {changefeed!r}: {err.message}. A later version may have written it: run "
+            "that one. No changefeed runs before: its history could be collected unseen"
+        ) from err
+
+
 def status_json(checkpoint_ts: int) -> bytes:
     """The value of a status record."""
     return json.dumps({"checkpoint_ts": checkpoint_ts}).encode()

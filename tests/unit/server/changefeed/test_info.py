@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
+from server.changefeed import keys
 from server.changefeed.info import (
     ChangefeedInfo,
     FilterUpdate,
@@ -17,6 +19,7 @@ from server.changefeed.info import (
     check_sink_uri,
     checkpoint_of,
     keeps_changes,
+    read_info,
     status_json,
 )
 from storage.model.errors import CorruptError
@@ -249,3 +252,13 @@ def test_a_changefeed_stops_where_a_new_filter_comes_in_force(target_ts, update,
 )
 def test_changelogs_are_told_from_targets_of_current_rows(sink_uri, answer):
     assert keeps_changes(sink_uri) is answer
+
+
+def test_a_record_of_a_later_version_is_named_with_what_to_do() -> None:
+    info = ChangefeedInfo(
+        id="orders", sink_uri="delta:///lake", start_ts=5, target_ts=0, create_time=""
+    )
+    document = json.loads(info.to_json())
+    later = json.dumps(document | {"of a later version": 1}).encode()
+    with pytest.raises(CorruptError, match=r"'orders'.*A later version may have written it"):
+        read_info(keys.info("orders"), later)
