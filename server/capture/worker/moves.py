@@ -11,6 +11,7 @@ one. One whose schema changes meanwhile stays, and is tried again when that is a
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 import structlog
@@ -33,6 +34,7 @@ _REPORT_EVERY_S: Final = 0.05
 _CATCH_UP_S: Final = 600.0
 """For so long a worker may take until it is as far as with its other tables."""
 _AGAIN_S: Final = 10.0
+_UNDO_S: Final = 3.0
 _log = structlog.get_logger(__name__)
 
 
@@ -151,8 +153,10 @@ class TableMover:
             try:
                 await self._catch_up(tables, target)
                 moved = await self._switch(tables, move, source, target)
-            except (TidemarkError, TimeoutError):
-                await asyncio.to_thread(target.remove, [*tables])
+            except BaseException:
+                # Also when whoever asked waits no more; where the run ends, the share does, too.
+                with suppress(TidemarkError):
+                    await asyncio.to_thread(target.remove, [*tables], _UNDO_S)
                 raise
             await self._give_up(moved, source, target)
         metrics.TABLES_MOVED.labels(self._tables.changefeed).inc(len(moved))

@@ -342,12 +342,12 @@ class RemoteShare:
         )
         self._ask(lambda stub: stub.CountTables(request, timeout=_MOVE_S, metadata=self._run))
 
-    def remove(self, spans: Sequence[Span]) -> None:
+    def remove(self, spans: Sequence[Span], timeout_s: float = _MOVE_S) -> None:
         """Pull and serve tables no more; those that are not there are no error."""
         request = pb.RemoveTablesRequest(
             changefeed=self._changefeed, spans=map(wire.span_message, spans)
         )
-        self._ask(lambda stub: stub.RemoveTables(request, timeout=_MOVE_S, metadata=self._run))
+        self._ask(lambda stub: stub.RemoveTables(request, timeout=timeout_s, metadata=self._run))
         for span in spans:
             self.tables.pop(span, None)
             self.mirror.removed(span)
@@ -382,7 +382,7 @@ class RemoteShare:
     def known_blockers(self, limit: int, problem: str) -> list[capture_pb2.TableBlockers]:
         """The tables furthest behind, as far as they were known before `problem`."""
         tables = heapq.nsmallest(
-            limit, self.tables.values(), key=lambda table: self.resolved_ts(table.span)
+            limit, list(self.tables.values()), key=lambda table: self.resolved_ts(table.span)
         )
         return [
             capture_pb2.TableBlockers(
