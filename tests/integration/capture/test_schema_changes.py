@@ -3,8 +3,12 @@ the same rows and cuts.
 """
 
 import asyncio
+import random
+import threading
 import time
+from contextlib import contextmanager
 
+import grpc
 import pytest
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
@@ -82,9 +86,48 @@ def replicating(cluster):
             return shown
 
 
+class Mover(threading.Thread):
+    """Moves one table after the other to another capture or worker process."""
+
+    def __init__(self, cluster):
+        super().__init__()
+        self.cluster, self.moved, self.ending = cluster, 0, threading.Event()
+
+    def run(self):
+        dice = random.Random(7)
+        while not self.ending.is_set():
+            shown = self.cluster.cli("changefeed", "query", "-c", FEED)
+            # It is not there yet, or no more.
+            tables = shown.get("tables", ()) if isinstance(shown, dict) else ()
+            for table in dice.sample(tables, len(tables)):
+                other = {"worker-0": "worker-1"}.get(table.get("capture"), "worker-0")
+                request = pb.MoveTableRequest(id=FEED, table=table["table"], capture=other)
+                try:
+                    self.cluster.api("MoveTable", request)
+                    self.moved += 1
+                except grpc.RpcError as err:
+                    assert err.code() is not grpc.StatusCode.UNKNOWN, err.details()  # noqa: PT017 - as it comes
+                if self.ending.is_set():
+                    return
+
+
+@contextmanager
+def moving(cluster):
+    """Tables move all the time, for the block."""
+    mover = Mover(cluster)
+    mover.start()
+    try:
+        yield mover
+    finally:
+        mover.ending.set()
+        mover.join()
+
+
 @pytest.fixture(scope="module")
 def histories(tmp_path_factory):
-    """Of a capture by itself, and of one with two workers that is killed on the way."""
+    """Of a capture by itself, of one with two workers that is killed on the way, and of one whose
+    tables move between its workers.
+    """
     steps, directory = vectors.lines("steps"), tmp_path_factory.mktemp("ddl")
     start_ts, end_ts = steps[2]["ts_after"], steps[-1]["ts_after"]
     with running_cluster(directory) as cluster:
@@ -100,15 +143,20 @@ def histories(tmp_path_factory):
             "2",
         )
         cluster.capture = cluster.start("capture", *flags)
-        return alone, followed(cluster, start_ts, end_ts, kill_at=12)
+        workers = followed(cluster, start_ts, end_ts, kill_at=12)
+        with moving(cluster) as mover:
+            moved = followed(cluster, start_ts, end_ts)
+        assert mover.moved > 5
+        return alone, workers, moved
 
 
 def test_captures_with_and_without_workers_tell_the_same_ddls_and_rows(histories):
-    (_, alone, _), (_, workers, _) = histories
-    ddls = [[ddl for _, found, _ in seen for ddl in found] for seen in (alone, workers)]
-    assert len(ddls[0]) > 15
-    assert ddls[0] == ddls[1]
-    assert by_table(alone) == by_table(workers)
+    alone, *others = (seen for _, seen, _ in histories)
+    ddls = [ddl for _, found, _ in alone for ddl in found]
+    assert len(ddls) > 15
+    for other in others:
+        assert [ddl for _, found, _ in other for ddl in found] == ddls
+        assert by_table(other) == by_table(alone)
 
 
 def test_no_cut_goes_beyond_a_ddl(histories):
