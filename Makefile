@@ -183,6 +183,10 @@ test-attacks: setup ## Floods, odd certificates and fuzzing against real daemons
 test-e2e: setup jars kafka ## The whole way, in small
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/e2e -m "not docker" $(call once_more,tests/e2e -m "not docker")
 
+.PHONY: mutate
+mutate: setup ## Which small changes to MODULE=sink/quota.py its tests do not see (by hand; tests/mutate.toml)
+	$(BIN)/python -m tests.mutate $(MODULE) $(ARGS)
+
 .PHONY: walk
 walk: setup ## Paste the commands of README and docs into a fresh clone, as a stranger would (takes long)
 	$(BIN)/python -m tests.walk $(ARGS)
