@@ -4,7 +4,7 @@ case by case.
 
 import pytest
 
-from gcsafepoint.state.compat import ClassicCalls, ServiceUpdate
+from gcsafepoint.state.compat import ClassicCalls, Compat, Pd9Calls, ServiceUpdate, old_calls
 from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.rules import GC_WORKER, NATIVE_BR, NEVER_S, GcState, ServiceSafePoint
 from gcsafepoint.state.states import GcStates
@@ -65,9 +65,12 @@ def test_rule_8_native_br_holds_every_keyspace_back() -> None:
     assert not len(states.global_barriers)
 
 
-def test_rule_8_what_an_operator_left_below_the_txn_safe_point_lets_nobody_in_there() -> None:
+@pytest.mark.parametrize("safe_point", [20, 30])
+def test_rule_8_what_an_operator_left_below_the_txn_safe_point_lets_nobody_in_there(
+    safe_point: int,
+) -> None:
     states = states_of(service("edited", 20), txn_safe_point=50)
-    assert update(states, "late", 60, 30) == ServiceSafePoint(GC_WORKER, NEVER_S, 50)
+    assert update(states, "late", 60, safe_point) == ServiceSafePoint(GC_WORKER, NEVER_S, 50)
     assert states.null.barriers.get("late") is None
 
 
@@ -86,11 +89,14 @@ def test_rule_9_a_huge_ttl_never_ends() -> None:
     assert states.null.barriers.get("a") == service("a", 5, 9_223_373_036)
 
 
+@pytest.mark.parametrize("compat", Compat)
 @pytest.mark.parametrize("ttl_s", [0, -5, -(1 << 63)])
-def test_rule_9_a_ttl_of_0_or_less_removes_even_what_is_not_there(ttl_s: int) -> None:
+def test_rule_9_a_ttl_of_0_or_less_removes_even_what_is_not_there(
+    compat: Compat, ttl_s: int
+) -> None:
     states = states_of(service("a", 50))
-    update(states, "a", ttl_s, 0)
-    update(states, "unknown", ttl_s, 0)
+    for service_id in ("a", "unknown"):
+        old_calls(compat).update_service(states, ServiceUpdate(service_id, ttl_s, 0), NOW_S)
     assert not len(states.null.barriers)
 
 
@@ -99,15 +105,18 @@ def test_rule_9_a_ttl_of_0_or_less_removes_even_what_is_not_there(ttl_s: int) ->
     [
         ("", 60, r"\[PD:common:ErrInvalidArgument\]invalid argument for barrierID: $"),
         ("", 0, r"\[PD:common:ErrInvalidArgument\]invalid argument for barrierID: $"),
+        (GC_WORKER, 1, "TTL of gc_worker's service safe point must be infinity"),
         (GC_WORKER, 60, "TTL of gc_worker's service safe point must be infinity"),
         (GC_WORKER, 0, "cannot remove service safe point of gc_worker"),
     ],
 )
-def test_rule_10_what_cannot_be_is_refused_in_pds_words(
+def test_rule_10_what_cannot_be_is_refused_in_pds_words_and_leaves_no_trace(
     service_id: str, ttl_s: int, text: str
 ) -> None:
+    states = states_of(service("expired", 5, NOW_S - 1))
     with pytest.raises(SafePointRequestError, match=text):
-        update(states_of(), service_id, ttl_s, 10)
+        update(states, service_id, ttl_s, 10)
+    assert states.null.pending == 0
 
 
 def test_rule_10_gc_worker_moves_the_txn_safe_point_up_to_the_lowest_service() -> None:
@@ -123,6 +132,21 @@ def test_rule_10_gc_worker_is_told_which_tidb_server_blocks_it() -> None:
         "tidb_min_start_ts_tidb-1:10080", NEVER_S, 60
     )
     assert states.null.txn_safe_point == 60
+
+
+def test_rule_10_gc_workers_same_safe_point_moves_on_once_the_transaction_is_over() -> None:
+    states = states_of()
+    states.null.min_start_ts = {"tidb-1:10080": 60}
+    update(states, GC_WORKER, NEVER_S, 80)
+    states.null.min_start_ts = {}
+    assert update(states, GC_WORKER, NEVER_S, 80) == ServiceSafePoint(GC_WORKER, NEVER_S, 80)
+    assert states.null.txn_safe_point == 80
+
+
+def test_rule_10_gc_worker_is_told_what_an_operator_left_below_the_txn_safe_point() -> None:
+    states = states_of(service("edited", 40), txn_safe_point=50)
+    states.null.min_start_ts = {"tidb-1:10080": 30}
+    assert update(states, GC_WORKER, NEVER_S, 80) == service("edited", 40)
 
 
 def test_rule_11_the_gc_safe_point_stops_at_the_lowest_service_and_takes_the_txn_safe_point_along() -> (
@@ -141,3 +165,25 @@ def test_rule_11_the_gc_safe_point_stops_at_global_barriers_and_running_transact
     assert ClassicCalls().update_gc_safe_point(states.null, 1000, NOW_S) == 60
     states.null.min_start_ts = {}
     assert ClassicCalls().update_gc_safe_point(states.null, 1000, NOW_S) == 70
+
+
+@pytest.mark.parametrize("ttl_s", [0, 60])
+def test_pd_9_gc_worker_has_no_end(ttl_s: int) -> None:
+    with pytest.raises(SafePointRequestError, match="must be infinity"):
+        Pd9Calls().update_service(states_of(), ServiceUpdate(GC_WORKER, ttl_s, 10), NOW_S)
+
+
+@pytest.mark.parametrize(
+    ("barrier_ts", "answer"), [(60, "b"), (80, GC_WORKER), (40, "b"), (90, GC_WORKER)]
+)
+def test_pd_9_gc_worker_is_told_what_keeps_the_txn_safe_point_below_its_own(
+    barrier_ts: int, answer: str
+) -> None:
+    states = states_of(service("b", barrier_ts), txn_safe_point=50)
+    told = Pd9Calls().update_service(states, ServiceUpdate(GC_WORKER, NEVER_S, 80), NOW_S)
+    moved_to = min(80, max(50, barrier_ts))
+    assert told == ServiceSafePoint(answer, NEVER_S, moved_to)
+
+    # What blocks no more than t has moved already does not block.
+    again = Pd9Calls().update_service(states, ServiceUpdate(GC_WORKER, NEVER_S, moved_to), NOW_S)
+    assert again == ServiceSafePoint(GC_WORKER, NEVER_S, moved_to)

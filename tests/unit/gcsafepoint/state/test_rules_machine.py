@@ -7,6 +7,7 @@ before that is over.
 """
 
 import itertools
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -282,15 +283,25 @@ class GcMachine(RuleBasedStateMachine):
     def what_changed_is_what_is_stored(self) -> None:
         ops = write_operations(self.states.take_changes(), KEYS)
         revision = next(self.revisions)
+        points = {
+            key
+            for paths in map(KEYS.scope, self.models)
+            for key in (paths.txn_safe_point, paths.gc_safe_point, paths.service(GC_WORKER))
+        }
         for op in ops:
-            self.stored.pop(op.key, None)
+            before = self.stored.pop(op.key, None)
             if isinstance(op, Put):
+                # What did not move is not written.
+                assert op.key not in points or before is None or before.value != op.value
                 self.stored[op.key] = KeyValue(op.key, op.value, revision, revision, 1)
         if ops:
             self.reading = KeyValue(KEYS.clock, b"%d" % int(self.now_s), 1, revision, 1)
         for scope, model in self.models.items():
             again = parse_scope(self.stored.values(), KEYS.scope(scope), Outage())
-            assert again.has_gc_worker == self.states.of_user(scope).has_gc_worker
+            assert again.has_gc_worker == model.recorded
+            if model.recorded:
+                record = json.loads(self.stored[KEYS.scope(scope).service(GC_WORKER)].value)
+                assert record["safe_point"] == model.worker
             assert set(again.barriers) == set(self.states.of_user(scope).barriers)
             assert (again.txn_safe_point, again.gc_safe_point) == (model.txn, model.gc)
 

@@ -69,9 +69,13 @@ def test_clip_respects_open_ends():
     assert KeyRange(b"", b"").clip(KeyRange(b"", b"")) == KeyRange(b"", b"")
 
 
-@given(st.data())
-def test_resolved_is_the_minimum_over_all_keys_and_never_goes_back(data):
-    frontier = Frontier(SPAN, 1)
+@given(st.data(), st.sampled_from([b"", bytes([WIDTH])]))
+def test_resolved_is_the_minimum_over_all_keys_and_never_goes_back(data, span_end):
+    frontier = Frontier(KeyRange(key(0), span_end), 1)
+
+    def cells(part):
+        return part.start_key[0], part.end_key[0] if part.end_key else WIDTH
+
     ts, owner = [1] * WIDTH, [None] * WIDTH
     last, names = 1, iter(range(1000))
     for _ in range(data.draw(st.integers(0, 25))):
@@ -79,11 +83,11 @@ def test_resolved_is_the_minimum_over_all_keys_and_never_goes_back(data):
         action = data.draw(st.sampled_from(["assign", "advance", "release"]))
         if action == "assign" and (gaps := frontier.gaps()):
             gap = data.draw(st.sampled_from(gaps))
-            low, high = gap.start_key[0], gap.end_key[0] if gap.end_key else WIDTH
+            low, high = cells(gap)
             start = data.draw(st.integers(low, high - 1))
             end = data.draw(st.integers(start + 1, high))
             name = next(names)
-            from_ts = frontier.assign(KeyRange(key(start), key(end)), name)
+            from_ts = frontier.assign(KeyRange(key(start), key(end) or span_end), name)
             assert from_ts == min(ts[start:end])
             ts[start:end] = [from_ts] * (end - start)
             owner[start:end] = [name] * (end - start)
@@ -101,10 +105,6 @@ def test_resolved_is_the_minimum_over_all_keys_and_never_goes_back(data):
                 ]
         assert frontier.resolved_ts == min(ts) >= last
         last = frontier.resolved_ts
-        uncovered = [
-            cell
-            for gap in frontier.gaps()
-            for cell in range(gap.start_key[0], gap.end_key[0] if gap.end_key else WIDTH)
-        ]
+        uncovered = [cell for gap in frontier.gaps() for cell in range(*cells(gap))]
         assert uncovered == [cell for cell, held in enumerate(owner) if held is None]
         assert len(frontier) == len({held for held in owner if held is not None})
