@@ -130,7 +130,16 @@ def _sites(node: ast.AST, where: str) -> Iterator[Site]:
     # The arguments of an exception are its message.
     children = [] if isinstance(node, ast.Raise) else _children(node)
     for child in children:
-        yield from _sites(child, where)
+        constant = _constant(child) if isinstance(node, ast.Module | ast.ClassDef) else ""
+        yield from _sites(child, f"{where}.{constant}".strip("."))
+
+
+def _constant(node: ast.AST) -> str:
+    """The name that a statement of a module or class gives a value."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return name
+    return ""
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:

@@ -46,7 +46,7 @@ def test_each_mutant_changes_one_place_and_compiles():
         assert mutant.source.count("\n") <= SOURCE.count("\n")
 
     assert names == [
-        "Counter: 10 -> 11",
+        "Counter.bound: 10 -> 11",
         "Counter.add: self.full and not (count or self.bound) -> not (count or self.bound)",
         "Counter.add: self.full and not (count or self.bound) -> self.full",
         "Counter.add: not (count or self.bound) -> count or self.bound",

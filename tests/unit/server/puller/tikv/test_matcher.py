@@ -81,10 +81,40 @@ def test_a_later_flush_wins_and_an_earlier_one_does_not():
         INITIALIZED,
         prewrite(5, b"k", b"two", generation=2),
         prewrite(5, b"k", b"one", generation=1),
-        prewrite(5, b"k", b"", DEL, generation=3),
-        commit(5, b"k", 9, DEL),
     ]
+    assert pulled([*rows, commit(5, b"k", 9)]) == [(9, 5, b"k", INSERT, b"two", None)]
+    rows += [prewrite(5, b"k", b"", DEL, generation=3), commit(5, b"k", 9, 0)]
     assert pulled(rows) == [(9, 5, b"k", DELETE, None, None)]
+
+
+def test_an_early_commit_takes_the_last_flush_that_the_scan_brings():
+    rows = [
+        prewrite(5, b"k", b"one", generation=1),
+        commit(5, b"k", 9),
+        prewrite(5, b"k", b"two", generation=2),
+    ]
+    assert pulled(rows) == []
+    assert pulled([*rows, INITIALIZED]) == [(9, 5, b"k", INSERT, b"two", None)]
+
+
+def test_the_scans_prewrite_takes_the_place_of_a_heartbeats():
+    rows = [prewrite(5, b"k", b""), prewrite(5, b"k", b"real"), INITIALIZED, commit(5, b"k", 9)]
+    assert pulled(rows) == [(9, 5, b"k", INSERT, b"real", None)]
+
+
+def test_the_op_of_a_commit_goes_before_its_prewrites():
+    rows = [INITIALIZED, prewrite(5, b"k", b"", 0, b"o"), commit(5, b"k", 9, DEL)]
+    assert pulled(rows) == [(9, 5, b"k", DELETE, None, b"o")]
+
+
+def test_a_scanned_lock_behind_its_early_commit_is_no_second_change_and_leaves_nothing():
+    shared, out = OpenTransactions(), Changes()
+    region = Matcher(0, shared)
+    region.apply([prewrite(5, b"k"), commit(5, b"k", 9)], out)
+    assert out.commit_ts == [9], "a whole prewrite need not wait for the scan"
+    region.apply([prewrite(5, b"k"), INITIALIZED], out)
+    assert out.commit_ts == [9]
+    assert (len(region), shared.used_bytes) == (0, 0)
 
 
 def test_before_initialized_a_delete_waits_for_the_scan():
@@ -97,6 +127,14 @@ def test_before_initialized_a_commit_may_come_before_its_prewrite():
     assert pulled([commit(5, b"k", 9), prewrite(5, b"k", b"x"), INITIALIZED]) == [
         (9, 5, b"k", INSERT, b"x", None)
     ]
+
+
+def test_prewrites_and_early_commits_wait_until_their_transaction_has_come_out():
+    region = Matcher(0)
+    region.apply([prewrite(5, b"j"), commit(6, b"k", 9), commit(7, b"l", 9)], Changes())
+    assert len(region) == 3
+    region.apply([INITIALIZED], Changes())
+    assert len(region) == 1
 
 
 def test_an_early_commit_that_the_scan_brought_is_not_repeated():
@@ -148,8 +186,9 @@ def test_a_change_at_or_below_resolved_is_an_error():
     region = Matcher(0)
     region.apply([INITIALIZED, prewrite(5, b"k")], Changes())
     assert region.resolve(9)
+    region.apply([prewrite(6, b"l")], Changes())
     with pytest.raises(LateCommitError):
-        region.apply([commit(5, b"k", 9)], Changes())
+        region.apply([commit(6, b"l", 10), commit(5, b"k", 9)], Changes())
 
 
 def test_resolved_ts_counts_only_after_initialized_and_never_goes_back():
@@ -157,6 +196,7 @@ def test_resolved_ts_counts_only_after_initialized_and_never_goes_back():
     assert not region.resolve(7)
     region.apply([INITIALIZED], Changes())
     assert region.resolve(7)
+    assert not region.resolve(7)
     assert not region.resolve(6)
     assert region.resolved_ts == 7
 
@@ -244,6 +284,11 @@ def still_open(live):
     }
 
 
+def in_memory(rows):
+    """The bytes of a map, counted anew."""
+    return sum(rows._size(at, value) for at, value in rows.memory.items())
+
+
 @pytest.mark.parametrize("limit", [1 << 30, 900, 0])
 @settings(max_examples=60)
 @given(history=histories(), data=st.data())
@@ -256,12 +301,12 @@ def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_not
     snapshot = data.draw(st.integers(attach, len(live)))
     scan = data.draw(st.permutations(scanned(live[:snapshot], start_ts)))
     stream = [row for _, row in live[attach:]]
-    merged = list(stream[: snapshot - attach])
+    # What the scan read comes at any time before INITIALIZED, also behind what happened since.
+    initialized = data.draw(st.integers(snapshot - attach, len(stream)))
+    merged = stream[:initialized]
     for row in scan:
         merged.insert(data.draw(st.integers(0, len(merged))), row)
-    tail = stream[snapshot - attach :]
-    ready = data.draw(st.integers(0, len(tail)))
-    merged += [*tail[:ready], INITIALIZED, *tail[ready:]]
+    merged += [INITIALIZED, *stream[initialized:]]
 
     with (
         TemporaryDirectory() as directory,
@@ -271,6 +316,7 @@ def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_not
         while merged:
             size = data.draw(st.integers(1, len(merged)))
             region.apply(merged[:size], out)
+            assert shared.used_bytes == sum(map(in_memory, region._maps))
             region.spill_if_short()
             merged = merged[size:]
         assert shared.spilled == sum(rows.spilled for rows in region._maps)
