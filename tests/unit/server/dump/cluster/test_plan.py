@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from server.dump.cluster.plan import (
     RANGES_MAX,
+    ChunkPace,
     Extent,
     KeyRange,
     KeyScale,
@@ -19,8 +20,10 @@ from server.dump.cluster.plan import (
     cursor_of,
     cuts,
     key_ranges,
+    least_s,
     planned_ranges,
 )
+from server.dump.job import Job
 from server.dump.progress import Range
 from storage.model.span import Span
 from storage.tidb.record import record_key, record_prefix, table_span
@@ -156,3 +159,52 @@ def test_the_outlook_of_even_keys_is_near_from_the_first_samples_on(
         for each in ranges
     ]
     assert max(held) < 6 * len(keys) / len(ranges), "ranges are of about the same size"
+
+
+@given(st.integers(1, 10_000_000), st.integers(1, 2_000_000))
+def test_chunks_come_to_a_quarter_of_a_second_or_a_mebibyte_by_factors_of_two(
+    rows_per_s: int, row_bytes: int
+) -> None:
+    pace = ChunkPace()
+    for _ in range(30):
+        before = pace.rows
+        pace.took(before, before * row_bytes, before / rows_per_s)
+        assert before // 2 <= pace.rows <= before * 2
+    target_rows = max(min(rows_per_s / 4, (1 << 20) / row_bytes, 65_536), 1)
+    assert pace.rows == pytest.approx(target_rows, abs=1)
+    assert pace.row_bytes == row_bytes
+
+
+def test_a_page_without_rows_tells_nothing_and_one_that_failed_is_a_quarter_next() -> None:
+    pace = ChunkPace()
+    assert pace.rows == 64
+    pace.took(0, 0, 9.0)
+    assert (pace.rows, pace.row_bytes) == (64, 0.0)
+    sizes = [pace.rows for _ in range(5) if pace.failed() is None]
+    assert sizes == [16, 4, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("job", "limit"),
+    [
+        (Job("1"), 64),
+        (Job("1", rows_per_s=100), 25),
+        (Job("1", rows_per_s=1000), 64),
+        (Job("1", bytes_per_s=4000), 10),
+        (Job("1", rows_per_s=20, bytes_per_s=4000), 5),
+        (Job("1", rows_per_s=1), 1),
+    ],
+)
+def test_four_pages_together_have_no_more_than_the_job_allows_in_a_second(
+    job: Job, limit: int
+) -> None:
+    assert ChunkPace(64, 100.0).limit(job, 4) == limit
+    assert ChunkPace(64).limit(Job("1", bytes_per_s=4000), 4) == 64, "no row was seen yet"
+
+
+def test_reading_takes_as_long_as_the_slower_rate_says() -> None:
+    assert least_s(Job("1"), 100, 1000) == 0
+    assert least_s(Job("1", rows_per_s=10), 100, 1000) == 10
+    assert least_s(Job("1", bytes_per_s=50), 100, 1000) == 20
+    assert least_s(Job("1", rows_per_s=10, bytes_per_s=50), 100, 1000) == 20
+    assert least_s(Job("1", rows_per_s=5, bytes_per_s=500), 100, 1000) == 20

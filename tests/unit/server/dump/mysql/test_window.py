@@ -63,6 +63,11 @@ def test_rows_whose_keys_changed_between_the_watermarks_are_left_out(
             {"x"},
             False,
         ),
+        (  # more have committed since than the server has sessions
+            [("x", True), ("x", False), *((f"y{number}", False) for number in range(4096))],
+            {"x"},
+            True,
+        ),
     ],
 )
 def test_a_chunk_that_may_not_show_an_xa_transaction_committed_before_low_is_read_again(
@@ -133,6 +138,7 @@ def test_a_high_watermark_without_its_low_one_gives_nothing() -> None:
     windows.begin("low", "high", [1])
     windows.fill("high", [chunk([b"a"])])
     assert windows.watermark("low", HIGH, 3) == []
+    assert windows.watermark("high", LOW, 3) == []
     [closed] = windows.watermark("high", HIGH, 4)
     assert closed.rows is None
 
@@ -156,5 +162,16 @@ def test_a_window_with_too_many_keys_is_read_again_and_holds_none_of_them() -> N
     windows.fill("high", [chunk([b"a"])])
     for number in range(200):
         windows.changed(1, pa.array([b"%04d" % number], pa.binary()))
+    assert [each.changed for each in windows._rounds] == [{}]
     [closed] = windows.watermark("high", HIGH, 2)
     assert closed.rows is None
+
+
+def test_keys_of_tables_that_a_round_does_not_read_are_not_held() -> None:
+    windows = Windows(changed_bytes_max=1000)
+    windows.begin("low", "high", [1])
+    windows.watermark("low", LOW, 1)
+    windows.fill("high", [chunk([b"a"])])
+    windows.changed(2, pa.array([b"x" * 2000], pa.binary()))
+    [closed] = windows.watermark("high", HIGH, 2)
+    assert closed.rows is not None
