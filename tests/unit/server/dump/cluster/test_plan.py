@@ -171,7 +171,7 @@ def test_chunks_come_to_a_quarter_of_a_second_or_a_mebibyte_by_factors_of_two(
         pace.took(before, before * row_bytes, before / rows_per_s)
         assert before // 2 <= pace.rows <= before * 2
     target_rows = max(min(rows_per_s / 4, (1 << 20) / row_bytes, 65_536), 1)
-    assert pace.rows == pytest.approx(target_rows, abs=1)
+    assert pace.rows in (int(target_rows), int(target_rows - 1e-6) or 1)
     assert pace.row_bytes == row_bytes
 
 
