@@ -3,6 +3,7 @@
 Errors of the operating system are raised as they are: the caller knows what the file is for.
 """
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Final
 
 from storage.vfs import RealFS
 
+_LINKS_MAX: Final = 40
 _NEW_FILE_MODE: Final = 0o644
 
 
@@ -37,7 +39,7 @@ def replace_file(path: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be written, or would have another owner; what is there stays.
     """
-    target = path.resolve()
+    target = _behind_links(path)
     before = target.stat() if target.exists() else None
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
         try:
@@ -53,3 +55,14 @@ def replace_file(path: Path, data: bytes) -> None:
             Path(file.name).unlink(missing_ok=True)
             raise
     RealFS().sync_directory(target.parent)
+
+
+def _behind_links(path: Path) -> Path:
+    """What a name stands for. Only its own links are followed: the directory stays as it was given,
+    as `/proc/PID/root` leads elsewhere than its link says.
+    """
+    for _ in range(_LINKS_MAX):
+        if not path.is_symlink():
+            return path
+        path = path.parent / path.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))

@@ -1,6 +1,7 @@
 """What commands write is whole and durable, or as it was before."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,18 @@ def test_a_replaced_file_keeps_its_owner(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "fchown", record)
     replace_file(path, b"new")
     assert owners == [(path.stat().st_uid, path.stat().st_gid)]
+
+
+def test_links_that_go_in_a_circle_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="symbolic links"):
+        replace_file(tmp_path / "a", b"new")
+
+
+def test_a_directory_stays_as_it_was_given() -> None:
+    """A link of /proc leads elsewhere than what it says: it is not followed by hand."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        path = Path(f"/proc/self/root{directory}/file")
+        replace_file(path, b"new")
+        assert path.read_bytes() == b"new"
