@@ -195,3 +195,17 @@ def test_more_than_the_quota_is_given_when_nothing_else_is_taken() -> None:
 def test_refunding_more_than_was_acquired_is_a_defect() -> None:
     with pytest.raises(AssertionError):
         QuotaLedger(TOTAL).refund(1)
+
+
+def test_memory_of_a_table_that_left_is_nobodys_and_an_idle_table_holds_no_account() -> None:
+    ledger = QuotaLedger(TOTAL)
+    ledger.force_acquire(6)
+    ledger.record(SPANS[0], ResolvedTs(1), 6)
+    assert ledger.used_bytes == 0
+
+    ledger.add_table(SPANS[1])
+    ledger.force_acquire(6)
+    ledger.record(SPANS[1], ResolvedTs(1), 6)
+    assert ledger.release(SPANS[1], ResolvedTs(1)) == 6
+    assert ledger._accounts == {SPANS[1]: None}
+    assert MemQuota(TOTAL).total_bytes == TOTAL
