@@ -16,6 +16,14 @@ class Oracle:
         return any(kind != "P" and start == start_ts for kind, start, _ in self.log)
 
     @property
+    def waiting(self) -> list[tuple[int, int]]:
+        return [
+            (start_ts, position)
+            for position, (kind, start_ts, _) in enumerate(self.log)
+            if kind == "P" and not self.settled(start_ts)
+        ]
+
+    @property
     def max_commit_ts(self) -> int:
         commits = [0]
         for position, (kind, start_ts, commit_ts) in enumerate(self.log):
@@ -71,6 +79,8 @@ def test_max_commit_ts_is_what_the_whole_log_says_after_every_step(
         feed(matcher, position, event)
         oracle.log.append(event)
         assert matcher.max_commit_ts == oracle.max_commit_ts
+        assert matcher.oldest_waiting(3) == oracle.waiting[:3]
+        assert matcher.waits(event[1]) == (event[1] in dict(oracle.waiting))
 
 
 @given(histories())
