@@ -1,6 +1,7 @@
 """Barriers against a model upstream: any DDL, a death at any step, some tables ahead of it."""
 
 import dataclasses
+from contextlib import suppress
 from itertools import count
 
 import pyarrow as pa
@@ -126,7 +127,7 @@ def next_ddl(draw, tables, ts, numbers):
         column = (f"c{next(numbers)}", next(numbers), INT)
         rows = tuple({**row, column[0]: None} for row in table.rows)
         return altered(name, columns=(*table.columns, column), rows=rows), Ddl(ts, kind, (name,))
-    old, number, _ = draw(st.sampled_from(own))
+    old, number, type_ = draw(st.sampled_from(own))
     if kind == "remove":
         columns = tuple(column for column in table.columns if column[0] != old)
         rows = tuple({key: row[key] for key in row if key != old} for row in table.rows)
@@ -137,8 +138,9 @@ def next_ddl(draw, tables, ts, numbers):
         )
         return altered(name, columns=columns, rows=()), Ddl(ts, kind, (name,), truncated=(name,))
     # Another column takes the name, or the same one gets another.
-    new, number = (f"r{next(numbers)}", number) if kind == "rename" else (old, next(numbers))
-    columns = tuple((new, number, INT) if column[0] == old else column for column in table.columns)
+    column = (f"r{next(numbers)}", number, type_) if kind == "rename" else (old, next(numbers), INT)
+    new = column[0]
+    columns = tuple(column if each[0] == old else each for each in table.columns)
     rows = tuple(
         {new if key == old else key: value for key, value in row.items()}
         if kind == "rename"
@@ -191,6 +193,7 @@ def test_whatever_dies_at_whichever_step_the_target_has_the_tables_of_its_upstre
         tables, ddl = next_ddl(data.draw, before, ts, numbers)
         feed.history.append((ts, dict(tables), ddl))
 
+        had = {*target.tables}
         target.steps, target.dies_at = 0, data.draw(st.none() | st.integers(1, 8))
         try:
             result = Barrier(feed, target, manifest, policy).cross(ts, first=False)
@@ -222,5 +225,30 @@ def test_whatever_dies_at_whichever_step_the_target_has_the_tables_of_its_upstre
                 assert plain(known.rows.values()) == plain(upstream.rows), (name, ddl)
         filled = {name for name, table in feed.tables.items() if table.rows}
         assert filled <= target.tables.keys()
-        if on_drop == DROP and ddl.query == "drop":
-            assert not {*ddl.dropped} & target.tables.keys()
+        drops = on_drop == DROP and ddl.query == "drop"
+        stayed = {*ddl.dropped} & target.tables.keys()
+        assert stayed == (set() if drops else {*ddl.dropped} & had)
+
+
+@given(st.permutations(NAMES), st.lists(st.integers(1, 8), max_size=3))
+def test_tables_change_places_whatever_dies(news, deaths):
+    columns = (("id", 1, INT), ("k", 2, INT))
+    tables = {
+        name: Upstream(number, columns, rows=({"id": number, "k": 0},))
+        for number, name in enumerate(NAMES)
+    }
+    feed, target, manifest = Feed(tables), Mortal(empties_with_cut=False), MemoryManifest()
+    nothing = Barrier(feed, target, manifest, Policy(UPSERT)).cross(0, first=True)
+    apply_cut(feed, target, nothing, NAMES, 5, count(10))
+    moves = dict(zip(NAMES, news, strict=True))
+    renamed = tuple((old, new) for old, new in moves.items() if old != new)
+    moved = {new: dataclasses.replace(tables[old], schema_ts=10) for old, new in moves.items()}
+    feed.history.append((10, moved, Ddl(10, "move", tuple(news), renamed=renamed)))
+
+    for death in [*deaths, None]:
+        target.steps, target.dies_at = 0, death
+        with suppress(DeathError):
+            Barrier(feed, target, manifest, Policy(UPSERT)).cross(10, first=False)
+    assert {name: plain(known.rows.values()) for name, known in target.tables.items()} == {
+        name: plain(table.rows[-1:]) for name, table in moved.items()
+    }
