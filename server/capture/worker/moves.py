@@ -56,6 +56,7 @@ class TableMover:
     def __init__(self, tables: SharedTables) -> None:
         self._tables = tables
         self._moving = asyncio.Lock()
+        """Held from the choice of a move to its end: what is chosen by is what it finds."""
 
     async def run(self, workers: Callable[[], Sequence[Worker]], shares: Shares) -> None:
         """Divide the tables among the workers that are there, until cancelled.
@@ -83,12 +84,16 @@ class TableMover:
             TableMoveError: it cannot move now, or its worker does not catch up.
             TidemarkError: a worker is gone.
         """
-        source = self._tables.placement.worker(span)
-        if source is not target and not await self._moved(Move((span,), source, target)):
-            raise TableMoveError(
-                f"table {span.table_id} cannot move now: its schema has changed since the "
-                "checkpoint; try again when readers have acknowledged that"
-            )
+        async with self._moving:
+            # Looked up only now: the move that was waited for may have taken the table elsewhere.
+            source = self._tables.placement.worker(span)
+            if target not in self._tables.shares:
+                raise TableMoveError(f"{target.name} has left the changefeed; see `capture list`")
+            if source is not target and not await self._moved(Move((span,), source, target)):
+                raise TableMoveError(
+                    f"table {span.table_id} cannot move now: its schema has changed since the "
+                    "checkpoint; try again when readers have acknowledged that"
+                )
 
     async def _balance(self, there: Mapping[str, Worker], shares: Shares) -> bool:
         """Divide the tables among these workers; whether that is done: some may have to wait."""
@@ -100,10 +105,25 @@ class TableMover:
         for name in there.keys() - names:
             await self._join(there[name], shares)
         staying = [worker for worker in placement.workers if worker.name in there]
-        while move := next_move(placement.tables(), staying, self._can_move):
+        while await self._step(staying):
+            pass
+        async with self._moving:
+            for worker in placement.workers:
+                if worker not in staying and placement.leave(worker):
+                    share = self._tables.shares.pop(worker)
+                    self._tables.sink.leave(share)
+                    shares.end(share)
+            return next_move(placement.tables(), staying, lambda _: True) is None
+
+    async def _step(self, staying: Sequence[Worker]) -> bool:
+        """One move towards the division among these workers; False: there is none now."""
+        async with self._moving:
+            move = next_move(self._tables.placement.tables(), staying, self._can_move)
+            if move is None:
+                return False
             try:
                 await self._moved(move)
-            except (TidemarkError, TimeoutError) as err:
+            except TidemarkError as err:
                 _log.warning(
                     "tables stay where they are for now",
                     changefeed=self._tables.changefeed,
@@ -111,14 +131,10 @@ class TableMover:
                     worker=move.target.name,
                     error=str(err),
                 )
-                await asyncio.sleep(_AGAIN_S)
-                return False
-        for worker in placement.workers:
-            if worker not in staying and placement.leave(worker):
-                share = self._tables.shares.pop(worker)
-                self._tables.sink.leave(share)
-                shares.end(share)
-        return next_move(placement.tables(), staying, lambda _: True) is None
+            else:
+                return True
+        await asyncio.sleep(_AGAIN_S)
+        return False
 
     async def _join(self, worker: Worker, shares: Shares) -> None:
         tables = self._tables
@@ -143,22 +159,21 @@ class TableMover:
         }
 
     async def _moved(self, move: Move[Worker]) -> tuple[Span, ...]:
-        """Carry out a move; the tables that have moved, which may be none."""
-        async with self._moving:
-            tables = self._movable(move.spans)
-            if not tables:
-                return ()
-            shares = self._tables.shares
-            source, target = shares[move.source], shares[move.target]
-            try:
-                await self._catch_up(tables, target)
-                moved = await self._switch(tables, move, source, target)
-            except BaseException:
-                # Also when whoever asked waits no more; where the run ends, the share does, too.
-                with suppress(TidemarkError):
-                    await asyncio.to_thread(target.remove, [*tables], _UNDO_S)
-                raise
-            await self._give_up(moved, source, target)
+        """Carry out a move, under the lock; the tables that have moved, which may be none."""
+        tables = self._movable(move.spans)
+        if not tables:
+            return ()
+        shares = self._tables.shares
+        source, target = shares[move.source], shares[move.target]
+        try:
+            await self._catch_up(tables, target)
+            moved = await self._switch(tables, move, source, target)
+        except BaseException:
+            # Also when whoever asked waits no more; where the run ends, the share does, too.
+            with suppress(TidemarkError):
+                await asyncio.to_thread(target.remove, [*tables], _UNDO_S)
+            raise
+        await self._give_up(moved, source, target)
         metrics.TABLES_MOVED.labels(self._tables.changefeed).inc(len(moved))
         _log.info(
             "tables moved",
@@ -172,14 +187,23 @@ class TableMover:
     async def _catch_up(
         self, tables: Mapping[Span, tuple[SourceTable, int]], target: RemoteShare
     ) -> None:
-        """Let the second worker pull the tables, until it is as far as with its others."""
+        """Let the second worker pull the tables, until it is as far as with its others.
+
+        Raises:
+            TableMoveError: it takes too long.
+        """
         start_ts = self._tables.sink.checkpoint_ts()
         # What an interrupted move has left there.
         await asyncio.to_thread(target.remove, [*tables])
         await asyncio.to_thread(target.add, list(tables.values()), start_ts)
-        async with asyncio.timeout(_CATCH_UP_S):
-            while min(map(target.resolved_ts, tables)) < target.resolved_ts():  # noqa: ASYNC110 - reports come on a stream
-                await asyncio.sleep(_REPORT_EVERY_S)
+        deadline_s = asyncio.get_running_loop().time() + _CATCH_UP_S
+        while min(map(target.resolved_ts, tables)) < target.resolved_ts():
+            if asyncio.get_running_loop().time() > deadline_s:
+                raise TableMoveError(
+                    f"the worker has not caught up with {len(tables)} tables in {_CATCH_UP_S:g} s; "
+                    "they stay where they are"
+                )
+            await asyncio.sleep(_REPORT_EVERY_S)
 
     async def _switch(
         self,

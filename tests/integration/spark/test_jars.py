@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+POM = """<project>
 <modelVersion>4.0.0</modelVersion>
 <groupId>com.google.code.findbugs</groupId><artifactId>jsr305</artifactId><version>3.0.2</version>
 </project>"""
