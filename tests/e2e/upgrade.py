@@ -9,25 +9,22 @@ It needs the repository's history, so it is no test of CI.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.integration.capture.many_tables import NAMES, Feed, changes
+from tests.integration.capture.many_tables import Feed, Follower
 from tests.integration.capture.processes import (
     LOOPBACK,
     Cluster,
     Daemon,
-    patiently,
     transaction_client,
 )
 from tests.mariadb import MariaDb, running_mariadb
@@ -137,32 +134,6 @@ class Job:
         self.start(build)
 
 
-class Follower(threading.Thread):
-    """A reader of all tables of the store's changefeed, by cuts."""
-
-    def __init__(self, feed: Feed) -> None:
-        super().__init__(daemon=True)
-        self.feed, self.start_ts = feed, feed.start
-        self.rows: dict[str, list[Any]] = {name: [] for name in NAMES}
-        self.ending = threading.Event()
-
-    def run(self) -> None:
-        while not self.ending.is_set():
-            # Daemons come and go: what is not there now is asked for again.
-            with contextlib.suppress(OSError, ConnectionError):
-                self._take()
-
-    def _take(self) -> None:
-        reader, start = self.feed.reader, self.start_ts
-        end = patiently(reader.ask, "latest", start=start, wait_ms=300)["ts"]
-        if end > start:
-            taken = {name: changes(patiently(reader.read, start, end, name)) for name in NAMES}
-            patiently(reader.ask, "ack", ts=end)
-            for name, rows in taken.items():
-                self.rows[name] += rows
-            self.start_ts = end
-
-
 class World:
     """Everything that is upgraded, and what is written meanwhile."""
 
@@ -205,7 +176,7 @@ class World:
 
     def wait_all_there(self) -> None:
         """Until the reader and the lakes have what was written so far."""
-        _until(lambda: all(rows == self.feed.expected for rows in self.follower.rows.values()))
+        _until(self._has_followed)
         for name in FORMATS:
             _until(lambda name=name: self._is_synced(name))
 
@@ -219,6 +190,11 @@ class World:
             told = self.cluster.cli("verify", "-c", name)
             assert isinstance(told, dict), told
             assert told["equal"], told
+
+    def _has_followed(self) -> bool:
+        if self.follower.error is not None:
+            raise self.follower.error
+        return all(rows == self.feed.expected for rows in self.follower.rows.values())
 
     def _is_synced(self, name: str) -> bool:
         shown = self.cluster.cli("changefeed", "query", "-c", name)

@@ -1,7 +1,9 @@
 """A changefeed over several tables, and what its reader must see."""
 
+import threading
 import time
 
+import pyarrow.flight as fl
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from storage.tidb.record import encode_record
@@ -51,6 +53,47 @@ class Feed:
     def check(self, end):
         for rows in self.rows(end).values():
             assert changes(rows) == self.expected
+
+
+class Follower(threading.Thread):
+    """A reader that takes cut after cut, from the locations that it is told, and acknowledges each
+    one.
+    """
+
+    def __init__(self, feed):
+        super().__init__(daemon=True)
+        self.feed, self.start_ts = feed, feed.start
+        self.rows = {name: [] for name in NAMES}
+        self.error = None
+        self.ending = threading.Event()
+
+    def run(self):
+        try:
+            while not self.ending.is_set():
+                self.take(self.feed.reader)
+        except BaseException as err:  # noqa: BLE001 - the test tells it
+            self.error = err
+
+    def take(self, reader):
+        start = self.start_ts
+        end = patiently(reader.ask, "latest", start=start, wait_ms=300, max_rows=40)["ts"]
+        if end <= start:
+            return
+        parts = patiently(reader.ask, "plan", start=start, end=end)["slices"]
+        assert len({part["table"] for part in parts}) == len(parts)
+        for part in parts:
+            rows = self.read(reader, start, end, part)
+            assert rows.num_rows == part["rows"]
+            self.rows[part["table"]] += changes(rows)
+        patiently(reader.ask, "ack", ts=end)
+        self.start_ts = end
+
+    @staticmethod
+    def read(reader, start, end, part):
+        try:
+            return reader.read(start, end, part["table"], part["locations"][0])
+        except fl.FlightUnavailableError:
+            return patiently(reader.read, start, end, part["table"])
 
 
 def changes(rows):

@@ -6,61 +6,19 @@ import threading
 import time
 from contextlib import contextmanager
 
-import pyarrow.flight as fl
 import pytest
 
-from tests.integration.capture.many_tables import NAMES, TABLES, Feed, changes
-from tests.integration.capture.processes import patiently, running_cluster, transaction_client
+from tests.integration.capture.many_tables import NAMES, TABLES, Feed, Follower
+from tests.integration.capture.processes import running_cluster, transaction_client
 
 pytest.importorskip("tikv_client")
 PATIENCE_S = 120
 
 
-class Following(threading.Thread):
-    """A reader that takes cut after cut, from the locations that it is told, and acknowledges each
-    one.
-    """
-
-    def __init__(self, feed):
-        super().__init__()
-        self.feed, self.start_ts = feed, feed.start
-        self.rows = {name: [] for name in NAMES}
-        self.error = None
-        self.ending = threading.Event()
-
-    def run(self):
-        try:
-            while not self.ending.is_set():
-                self.take(self.feed.reader)
-        except BaseException as err:  # noqa: BLE001 - the test tells it
-            self.error = err
-
-    def take(self, reader):
-        start = self.start_ts
-        end = patiently(reader.ask, "latest", start=start, wait_ms=300, max_rows=40)["ts"]
-        if end <= start:
-            return
-        parts = patiently(reader.ask, "plan", start=start, end=end)["slices"]
-        assert len({part["table"] for part in parts}) == len(parts)
-        for part in parts:
-            rows = self.read(reader, start, end, part)
-            assert rows.num_rows == part["rows"]
-            self.rows[part["table"]] += changes(rows)
-        patiently(reader.ask, "ack", ts=end)
-        self.start_ts = end
-
-    @staticmethod
-    def read(reader, start, end, part):
-        try:
-            return reader.read(start, end, part["table"], part["locations"][0])
-        except fl.FlightUnavailableError:
-            return patiently(reader.read, start, end, part["table"])
-
-
 @contextmanager
 def followed(feed):
     """Read all that is written meanwhile; at the end it is what was written."""
-    reader = Following(feed)
+    reader = Follower(feed)
     reader.start()
     try:
         yield reader

@@ -18,7 +18,7 @@ from tests.integration.capture.processes import Reader, patiently, running_clust
 from tests.integration.tidb.history import load, txns
 from tests.unit.storage.tidb import vectors
 
-pytestmark = [vectors.needed, pytest.mark.timeout(180)]
+pytestmark = [vectors.needed, pytest.mark.timeout(300)]
 FEED = "vectors"
 
 
@@ -49,7 +49,7 @@ def one_cut(reader, start, end):
     ], rows
 
 
-def read_all(cluster, start_ts, end_ts, *, kill_at=None):
+def read_all(cluster, start_ts, end_ts, *, kill_at=None, after_cut=lambda: None):
     """Every cut up to `end_ts`: its end, the DDLs there, and the rows of each table."""
     reader, seen, at_ts = Reader(cluster, FEED), [], start_ts
     while at_ts < end_ts:
@@ -61,15 +61,16 @@ def read_all(cluster, start_ts, end_ts, *, kill_at=None):
         seen.append((end, ddls, rows))
         patiently(reader.ask, "ack", ts=end)
         at_ts = end
+        after_cut()
         if kill_at is not None and len(seen) == kill_at:
             cluster.capture.kill()
             cluster.capture.start()
     return seen
 
 
-def followed(cluster, start_ts, end_ts, *, kill_at=None):
+def followed(cluster, start_ts, end_ts, **how):
     made = create(cluster, start_ts, filter=["*.*", "!vec.part*"])
-    seen = read_all(cluster, start_ts, end_ts, kill_at=kill_at)
+    seen = read_all(cluster, start_ts, end_ts, **how)
     shown = replicating(cluster)
     cluster.api("RemoveChangefeed", pb.RemoveChangefeedRequest(id=FEED))
     return made, seen, shown
@@ -92,6 +93,8 @@ class Mover(threading.Thread):
     def __init__(self, cluster):
         super().__init__()
         self.cluster, self.moved, self.ending = cluster, 0, threading.Event()
+        self.tried = threading.Semaphore(0)
+        """Released at each try, so that reading cannot be over before anything has moved."""
 
     def run(self):
         dice = random.Random(7)
@@ -107,6 +110,7 @@ class Mover(threading.Thread):
                     self.moved += 1
                 except grpc.RpcError as err:
                     assert err.code() is not grpc.StatusCode.UNKNOWN, err.details()  # noqa: PT017 - as it comes
+                self.tried.release()
                 if self.ending.is_set():
                     return
 
@@ -145,7 +149,9 @@ def histories(tmp_path_factory):
         cluster.capture = cluster.start("capture", *flags)
         workers = followed(cluster, start_ts, end_ts, kill_at=12)
         with moving(cluster) as mover:
-            moved = followed(cluster, start_ts, end_ts)
+            wait = mover.tried.acquire
+            moved = followed(cluster, start_ts, end_ts, after_cut=lambda: wait(timeout=3))
+        print(f"{mover.moved} moves")
         assert mover.moved > 5
         return alone, workers, moved
 
