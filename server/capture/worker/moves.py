@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import structlog
 
 from server.capture import metrics
-from server.capture.errors import TableMoveError
+from server.capture.errors import ChangefeedNotRunningError, TableMoveError
 from server.capture.worker.combined import SharedTables
 from server.capture.worker.placement import Move, next_move
 from server.capture.worker.pool import Worker
@@ -57,6 +57,7 @@ class TableMover:
         self._tables = tables
         self._moving = asyncio.Lock()
         """Held from the choice of a move to its end: what is chosen by is what it finds."""
+        self._has_ended = False
 
     async def run(self, workers: Callable[[], Sequence[Worker]], shares: Shares) -> None:
         """Divide the tables among the workers that are there, until cancelled.
@@ -64,6 +65,13 @@ class TableMover:
         A worker that is not there any more keeps its share until its tables are elsewhere: it may
         be one that is drained. One that has died ends the run by the error of its share.
         """
+        try:
+            await self._keep_balanced(workers, shares)
+        finally:
+            # Whoever waits for a move would wait for reports that do not come any more.
+            self._has_ended = True
+
+    async def _keep_balanced(self, workers: Callable[[], Sequence[Worker]], shares: Shares) -> None:
         loop, since_s = asyncio.get_running_loop(), 0.0
         names: set[str] = set()
         # What the run began with is even, and what somebody moved stays: until workers come or go.
@@ -191,6 +199,7 @@ class TableMover:
 
         Raises:
             TableMoveError: it takes too long.
+            ChangefeedNotRunningError: the run has ended meanwhile.
         """
         start_ts = self._tables.sink.checkpoint_ts()
         # What an interrupted move has left there.
@@ -198,6 +207,10 @@ class TableMover:
         await asyncio.to_thread(target.add, list(tables.values()), start_ts)
         deadline_s = asyncio.get_running_loop().time() + _CATCH_UP_S
         while min(map(target.resolved_ts, tables)) < target.resolved_ts():
+            if self._has_ended:
+                raise ChangefeedNotRunningError(
+                    f"changefeed {self._tables.changefeed} runs no more, or begins again; try again"
+                )
             if asyncio.get_running_loop().time() > deadline_s:
                 raise TableMoveError(
                     f"the worker has not caught up with {len(tables)} tables in {_CATCH_UP_S:g} s; "

@@ -109,7 +109,12 @@ def next_move(
         ):
             return Move(moving, source, target)
     source = max(counts, key=counts.__getitem__)
-    moving = _taken(tables[source], (counts[source] - counts[target]) // 2, can_move)
+    if counts[source] - counts[target] < 2:
+        return None
+    # No step goes beyond what is even: tables that came would have to leave again.
+    even = sum(counts.values()) // len(counts)
+    most = max(min(counts[source] - even, even - counts[target]), 1)
+    moving = _taken(tables[source], most, can_move)
     return Move(moving, source, target) if moving else None
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from server.capture.worker.placement import TablePlacement, next_move
@@ -37,6 +37,7 @@ def test_changefeeds_of_one_table_are_spread():
     st.sets(st.integers(0, 5)),
     st.sets(st.integers(0, 300), max_size=8),
 )
+@example([0, 0, 27], set(), set())
 def test_tables_move_until_the_numbers_are_even_and_none_is_where_it_must_not_stay(
     counts, leaving, fixed
 ):
@@ -56,7 +57,8 @@ def test_tables_move_until_the_numbers_are_even_and_none_is_where_it_must_not_st
         assert fixed.isdisjoint(span.table_id for span in move.spans)
         placement.move(move.spans, move.target)
         moved.update(move.spans)
-    assert max(moved.values(), default=0) <= 2, "no table goes to and fro"
+    # Twice: where a worker leaves whose tables cannot all move, they go where they are too many.
+    assert max(moved.values(), default=0) <= (2 if leaving else 1), "no table goes to and fro"
     after = {worker: len(spans) for worker, spans in placement.tables().items()}
     assert sum(after.values()) == sum(counts)
     if staying and not fixed:
