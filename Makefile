@@ -187,6 +187,14 @@ test-e2e: setup jars kafka ## The whole way, in small
 mutate: setup ## Which small changes to MODULE=sink/quota.py its tests do not see (by hand; tests/mutate.toml)
 	$(BIN)/python -m tests.mutate $(MODULE) $(ARGS)
 
+$(VENV)/.fuzzer: tests/fuzz.lock | $(VENV)/.locked
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --require-hashes -r tests/fuzz.lock
+	@touch $@
+
+.PHONY: fuzz
+fuzz: setup $(VENV)/.fuzzer ## Guided fuzzing of all parsers of foreign bytes, SECONDS=60 each (by hand; tests/fuzz/guided.py)
+	$(BIN)/python -m tests.fuzz.guided all --seconds $(or $(SECONDS),60)
+
 .PHONY: walk
 walk: setup ## Paste the commands of README and docs into a fresh clone, as a stranger would (takes long)
 	$(BIN)/python -m tests.walk $(ARGS)
@@ -242,6 +250,7 @@ lock: ## Renew the lock files from pyproject.toml (needs uv)
 	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --no-dev --no-header --no-annotate -o deploy/spark.lock
 	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --extra build --prune pyspark --no-dev --no-header --no-annotate -o deploy/daemon.lock
 	printf 'deltalake\npolars\npyiceberg[pyarrow]\n' | uv pip compile - -q --generate-hashes --python-version 3.11 --no-header --no-annotate --no-emit-index-url -o tests/readers.lock
+	printf 'atheris\n' | uv pip compile - -q --generate-hashes --python-version 3.11 --no-header --no-annotate --no-emit-index-url -o tests/fuzz.lock
 
 .PHONY: clean
 clean: ## Remove what was built or recorded, not .venv

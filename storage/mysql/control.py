@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from storage.mysql.buffer import Reader
 from storage.mysql.charset import BINARY, UTF8, charset_of, decode_text
+from storage.mysql.gtid import read_tag
 
 MARIADB_STANDALONE = 1
 MARIADB_COMMITS_AS_GROUP = 2
@@ -178,7 +179,7 @@ class MysqlGtid:
             if number == _Tagged.SERVER:
                 server = uuid.UUID(bytes=bytes(reader.varied() & 0xFF for _ in range(16)))
             elif number == _Tagged.TAG:
-                tag = reader.take(reader.varied()).decode(errors="replace")
+                tag = read_tag(reader.take(reader.varied()))
             elif number == _Tagged.GNO:
                 gno = reader.varied() >> 1  # the lowest bit is its sign
             else:

@@ -12,11 +12,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from storage.model.errors import InvalidError
+from storage.model.errors import CorruptError, InvalidError
 from storage.mysql.buffer import Reader
 
-_MARIADB = re.compile(r"(\d+)-(\d+)-(\d+)")
-_TAG = re.compile(r"[A-Za-z_]\w{0,31}")
+_MARIADB = re.compile(r"(\d{1,10})-(\d{1,10})-(\d{1,20})", re.ASCII)
+_MARIADB_MAX = ((1 << 32) - 1, (1 << 32) - 1, (1 << 64) - 1)
+_UUID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}", re.I)
+_TAG = re.compile(r"[a-z_]\w{0,31}", re.I | re.ASCII)
+_INTERVAL = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?", re.ASCII)
+_GNO_MAX = (1 << 63) - 2
 _U64 = struct.Struct("<Q")
 _TAGGED = 1
 _FORMAT_SHIFT = 56
@@ -43,7 +47,9 @@ class MariaGtidSet:
             match = _MARIADB.fullmatch(part)
             if match is None:
                 raise InvalidError(f"{part!r} is not a GTID of MariaDB, like 0-1-41")
-            domain, server, seq = map(int, match.groups())
+            domain, server, seq = numbers = tuple(map(int, match.groups()))
+            if any(number > most for number, most in zip(numbers, _MARIADB_MAX, strict=True)):
+                raise InvalidError(f"{part!r} has a number that MariaDB does not give a GTID")
             if domain not in positions or positions[domain][1] < seq:
                 positions[domain] = (server, seq)
         return cls(positions)
@@ -90,16 +96,17 @@ class MysqlGtidSet:
                 if _TAG.fullmatch(each):
                     tag = each.lower()
                     continue
-                try:
-                    first, _, last = each.partition("-")
-                    pair, source = (int(first), int(last or first)), (uuid.UUID(server), tag)
-                except ValueError as err:
+                match = _INTERVAL.fullmatch(each)
+                if match is None or _UUID.fullmatch(server) is None:
                     raise InvalidError(
                         f"{part!r} is not a set of MySQL's GTIDs, like uuid:1-5:tag:1-2"
-                    ) from err
+                    )
+                pair = int(match[1]), int(match[2] or match[1])
                 if not 1 <= pair[0] <= pair[1]:
                     raise InvalidError(f"{part!r} holds an empty interval")
-                intervals.setdefault(source, []).append(pair)
+                if pair[1] > _GNO_MAX:
+                    raise InvalidError(f"{part!r} is beyond {_GNO_MAX}, the last GTID of a source")
+                intervals.setdefault((uuid.UUID(server), tag), []).append(pair)
         return cls({source: _merged(pairs) for source, pairs in intervals.items()})
 
     @classmethod
@@ -116,7 +123,7 @@ class MysqlGtidSet:
         intervals: dict[Source, tuple[tuple[int, int], ...]] = {}
         for _ in range((head & _TAGGED_COUNT) >> 8 if tagged else head):
             server = uuid.UUID(bytes=reader.take(16))
-            tag = reader.take(reader.varied()).decode(errors="replace") if tagged else ""
+            tag = read_tag(reader.take(reader.varied())) if tagged else ""
             # The servers write the end of an interval exclusive, but print it inclusive.
             pairs = [(reader.number(8), reader.number(8) - 1) for _ in range(reader.number(8))]
             intervals[server, tag] = _merged(pairs)
@@ -166,6 +173,18 @@ class MysqlGtidSet:
                 [*filter(None, (tag,)), *map(_interval, intervals)]
             )
         return ",".join(":".join(each) for each in parts.values())
+
+
+def read_tag(data: bytes) -> str:
+    """The text of a GTID's tag, empty for none.
+
+    Raises:
+        CorruptError: it is no tag.
+    """
+    text = data.decode("latin-1")
+    if text and _TAG.fullmatch(text) is None:
+        raise CorruptError(f"{text!r} is not the tag of a GTID")
+    return text
 
 
 def _interval(pair: tuple[int, int]) -> str:

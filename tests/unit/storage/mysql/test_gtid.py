@@ -59,14 +59,25 @@ def test_a_mariadb_set_has_the_last_one_of_each_domain() -> None:
     assert MariaGtidSet.parse("") == MariaGtidSet()
 
 
-@pytest.mark.parametrize("text", ["0-1", "a-b-c", "0-1-2;0-1-3"])
+@pytest.mark.parametrize(
+    "text", ["0-1", "a-b-c", "0-1-2;0-1-3", "0-1-٣", f"0-{1 << 32}-1", f"0-1-{1 << 64}"]
+)
 def test_other_text_is_no_mariadb_set(text: str) -> None:
     with pytest.raises(InvalidError):
         MariaGtidSet.parse(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["x:1", f"{SERVERS[0]}:5-3", f"{SERVERS[0]}:1:+", f"{SERVERS[0]}:t:0"]
+    "text",
+    [
+        "x:1",
+        f"{SERVERS[0]}:5-3",
+        f"{SERVERS[0]}:1:+",
+        f"{SERVERS[0]}:t:0",
+        f"{SERVERS[0]}:1_0",
+        f"{SERVERS[0]}:é:1",
+        f"{SERVERS[0]}:1-{(1 << 63) - 1}",
+    ],
 )
 def test_other_text_is_no_mysql_set(text: str) -> None:
     with pytest.raises(InvalidError):
