@@ -8,6 +8,7 @@ import importlib
 import importlib.abc
 import importlib.metadata
 import importlib.util
+import io
 import os
 import platform
 import select
@@ -77,6 +78,10 @@ class _NoPandas(importlib.abc.MetaPathFinder):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal of another character set shows `?`, and not a traceback.
+            stream.reconfigure(errors="replace")
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
@@ -131,6 +136,10 @@ def _run(arguments: list[str]) -> int:
         print(f"tidemark: no command {arguments[0]!r}{advice}\n\n{_usage()}", file=sys.stderr)
         return EXIT_USAGE
     command, argv = arguments[0], arguments[1:]
+    if command == "cli" and (odd := [text for text in argv if not _is_unicode(text)]):
+        # gRPC sends Unicode only.
+        print(f"tidemark cli: {odd[0]!r} is not UTF-8: type it again", file=sys.stderr)
+        return EXIT_USAGE
     try:
         _check_installed(command)
         return _call(command, argv)
@@ -144,6 +153,11 @@ def _run(arguments: list[str]) -> int:
             raise
         print(_not_installed(_first(missing)), file=sys.stderr)
     return EXIT_ERROR
+
+
+def _is_unicode(text: str) -> bool:
+    """False: bytes of the command line that are no UTF-8 stand in it as surrogates."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _call(command: str, argv: list[str]) -> int:

@@ -6,7 +6,6 @@ talk to older captures.
 """
 
 import base64
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from sink.flight.feeds import (
     SliceEndpoint,
     TableDescription,
 )
+from storage.client_json import read_json
 from storage.model.errors import InvalidError
 
 _MAX_INT64 = (1 << 63) - 1
@@ -198,9 +198,8 @@ def _document(body: bytes) -> Mapping[str, Any]:
             f"the body has {len(body)} bytes; at most {_BODY_BYTES_MAX} are read"
         )
     try:
-        doc = json.loads(body)
-    except (ValueError, RecursionError) as err:
-        # RecursionError: brackets in brackets, a thousand deep.
+        doc = read_json(body)
+    except ValueError as err:
         raise FlightRequestError(f"the body is not JSON: {err}") from err
     if not isinstance(doc, dict):
         raise FlightRequestError("the body must be a JSON object")

@@ -61,7 +61,7 @@ def _texts(*texts: str) -> Callable[[], Iterator[bytes]]:
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
+    return data.decode("utf-8", "replace")
 
 
 # -- MySQL's log

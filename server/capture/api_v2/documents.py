@@ -21,6 +21,7 @@ from server.capture.errors import ParameterError
 from server.changefeed.info import CREATOR_VERSION
 from server.changefeed.source import FORCE_REPLICATE, takes_keyless, with_option
 from server.changefeed.view import detail, error_of, state_of, synced
+from storage.client_json import read_json
 from storage.model.ts import MAX_TS, physical_ms
 
 _RUNNING_ERROR_SHOWN = ("warning", "failed")
@@ -148,8 +149,8 @@ def document_of(body: bytes) -> dict[str, Any]:
         ParameterError: it is none.
     """
     try:
-        document = json.loads(body) if body.strip() else {}
-    except (ValueError, RecursionError) as err:
+        document = read_json(body) if body.strip() else {}
+    except ValueError as err:
         raise ParameterError(f"the body is no JSON: {err}") from None
     if not isinstance(document, dict):
         raise ParameterError("the body is no JSON object")

@@ -17,6 +17,7 @@ from server.coordinator.keys import ClusterKeys
 from server.coordinator.leadership.durable_limit import StateLostError
 from server.coordinator.leadership.leadership import MAX_OPS, FencedMetadata
 from server.routes import Request
+from storage.client_json import read_json
 from storage.meta.meta import Delete, KeyValue, Op, Put
 from storage.model.errors import InvalidError
 
@@ -127,8 +128,8 @@ class RuleStore:
 def body_of(request: Request) -> Any:
     """The JSON of a request's body. Raises: RuleContentError: it is none."""
     try:
-        return json.loads(request.body)
-    except (ValueError, RecursionError) as err:
+        return read_json(request.body)
+    except ValueError as err:
         raise RuleContentError(f"the body is no JSON: {err}") from err
 
 

@@ -173,6 +173,11 @@ def test_an_unknown_command_is_answered_with_the_nearest_one(capsys):
     assert "did you mean 'coordinator'?" in capsys.readouterr().err
 
 
+def test_an_argument_that_is_not_utf8_is_wrong_usage(capsys):
+    assert main.main(["cli", "changefeed", "query", "-c", "\udcff"]) == 2
+    assert "is not UTF-8" in capsys.readouterr().err
+
+
 def test_yaml_is_blocks_with_scalars_of_json():
     document = {"id": "a: b", "none": [], "on": True, "rows": [{"x": 1, "deep": {"z": None}}, [2]]}
     assert Output(document).text(form="yaml").splitlines() == [

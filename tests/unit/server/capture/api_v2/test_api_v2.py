@@ -136,7 +136,10 @@ def test_what_cannot_be_had_is_refused_by_name(body, named):
         documents.creation(json.dumps(body).encode())
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"7", b"\xff", b"[" * 100_000, b'{"a": NaN}'])
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[]", b"7", b"\xff", b"[" * 100_000, b'{"a": NaN}', rb'{"changefeed_id": "\ud800"}'],
+)
 async def test_garbage_is_the_clients_fault(body):
     status, answer, requests = await asked("POST", "/api/v2/changefeeds", body)
     assert (status, answer["error_code"], requests) == (400, "TM:ErrAPIInvalidParam", [])

@@ -1,0 +1,25 @@
+"""JSON that a client sent: what another program wrote, and not always by the rules."""
+
+import json
+from typing import Any
+
+
+def read_json(body: bytes) -> Any:
+    """The value of a JSON text in UTF-8.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deeply, has `NaN` or `Infinity`, or a string with
+            half of a surrogate pair: that is no Unicode text, and could neither be
+            stored nor be put into an answer.
+    """
+    try:
+        document = json.loads(body.decode(), parse_constant=_no_constant)
+    except RecursionError as err:
+        raise ValueError("brackets are nested too deeply") from err
+    if b"\\u" in body:
+        json.dumps(document, ensure_ascii=False).encode()
+    return document
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")
