@@ -173,6 +173,21 @@ def parse_scope(pairs: Iterable[KeyValue], keys: ScopeKeys, outage: Outage) -> G
     return GcState(services, txn_safe_point, gc_safe_point)
 
 
+def parse_service_safe_points(pairs: Iterable[KeyValue], keys: ScopeKeys) -> dict[str, int]:
+    """The safe points of services by their ids, lapsed ones too.
+
+    Raises: SafePointRecordError: one cannot be read.
+    """
+    safe_points: dict[str, int] = {}
+    for pair in pairs:
+        try:
+            service = _barrier(pair, keys.services, Outage(), "safe_point", "expired_at")
+        except (ValueError, KeyError, TypeError) as err:
+            raise SafePointRecordError(pair, err) from err
+        safe_points[service.service_id] = service.safe_point
+    return safe_points
+
+
 def parse_global_barriers(
     pairs: Iterable[KeyValue], keys: GcKeys, outage: Outage
 ) -> list[ServiceSafePoint]:

@@ -23,11 +23,13 @@ from server.capture.errors import (
     AuditUnsupportedError,
     ChangefeedNotExistsError,
     ChangefeedStateError,
+    ChangefeedUnreadableError,
     NotOwnerError,
     SnapshotLostError,
 )
 from server.capture.feed import Feed, FeedFactory
 from server.capture.job_report import failed_by_job
+from server.capture.records import ChangefeedRecord
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import ChangefeedSafePoints
 from server.capture.update import ChangefeedUpdate, FilterPlan, FilterUpdates, plan_filter
@@ -101,13 +103,13 @@ class Changefeeds:
         """Run the changefeeds until cancelled; `started` is called when they can be asked for.
 
         Raises:
-            CorruptError, UnavailableError: their records cannot be read.
+            UnavailableError: the metadata cannot be read.
         """
         try:
             jobs = await self._records.load_jobs(time.monotonic())
-            for info, checkpoint_ts in await self._records_of_mine():
-                feed = self.feeds[info.id] = await self.loaded(info, checkpoint_ts)
-                feed.job = feed.job_saved = jobs.get(info.id)
+            for record in await self._records_of_mine():
+                feed = self.feeds[record.info.id] = await self.loaded(record)
+                feed.job = feed.job_saved = jobs.get(feed.id)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 for feed in self.feeds.values():
@@ -309,13 +311,14 @@ class Changefeeds:
         # Its record is marked first and goes last: while it is there, whoever owns the changefeeds
         # knows that safepoints may be left.
         async with self._changing:
-            feed = self._owned_feed(changefeed)
-            await self._move(feed, State.REMOVED)
+            feed = self._owned_feed(changefeed, readable=False)
+            if feed.is_info_readable:
+                await self._move(feed, State.REMOVED)
             await self._end(feed)
         return feed
 
-    async def _records_of_mine(self) -> list[tuple[ChangefeedInfo, int]]:
-        """The changefeeds to run, with their checkpoint_ts; raises as `Records.load`."""
+    async def _records_of_mine(self) -> list[ChangefeedRecord]:
+        """The changefeeds to run."""
         one = await self._records.load_one(self._only)
         return [] if one is None else [one]
 
@@ -332,14 +335,20 @@ class Changefeeds:
         await self._safepoints.release(feed.source, feed.id)
         feed.released = True
         await asyncio.to_thread(feed.processor.wipe)
-        # The record goes last: see `remove`.
-        if feed.info.state is State.REMOVED:
+        # The record goes last: see `remove`. One that cannot be read ends by a removal only.
+        if feed.info.state is State.REMOVED or not feed.is_info_readable:
             await self._records.remove(feed.id)
             del self.feeds[feed.id]
             _log.info("changefeed removed", changefeed=feed.id)
 
-    async def loaded(self, info: ChangefeedInfo, checkpoint_ts: int) -> Feed:
+    async def loaded(self, record: ChangefeedRecord) -> Feed:
         """A changefeed that does not run yet, by its records."""
+        info, checkpoint_ts = record.info, record.checkpoint_ts
+        if record.error is not None:
+            feed = Feed.unreadable(self._factory, info, checkpoint_ts, record.error)
+            feed.is_info_readable = False
+            note(feed, State.FAILED, record.error)
+            return feed
         if info.tables:
             info = await self._records.move_tables(info)
         if info.secret_advice:
@@ -416,9 +425,15 @@ class Changefeeds:
             await self._records.save_job(feed.id, None)
         feed.job = feed.job_saved = None
 
-    def _owned_feed(self, changefeed: str) -> Feed:
+    def _owned_feed(self, changefeed: str, *, readable: bool = True) -> Feed:
         self._check_active()
-        return self.feed(changefeed)
+        feed = self.feed(changefeed)
+        if readable and not feed.is_info_readable:
+            # Whatever was written now would take the place of what another version can read.
+            raise ChangefeedUnreadableError(
+                feed.info.error.message if feed.info.error else f"changefeed {changefeed}"
+            )
+        return feed
 
     def _check_active(self) -> None:
         if self._tasks is None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from gcsafepoint.explain.names import creating_service, feed_service
+from gcsafepoint.state.records import SafePointRecordError
 from server.capture import metrics
 from server.capture.audit import Audit
 from server.capture.errors import SnapshotLostError
@@ -113,7 +115,9 @@ class CheckpointSaver:
             for feed, checkpoint_ts in moved
             if checkpoint_ts > feed.checkpoint_ts
         ]
-        changed = [(feed, feed.info) for feed in feeds if not feed.info_saved]
+        changed = [
+            (feed, feed.info) for feed in feeds if not feed.info_saved and feed.is_info_readable
+        ]
         read = [(feed, positions) for feed in feeds if (positions := feed.readers.unsaved())]
         if not moved and not changed and not read:
             return
@@ -197,16 +201,36 @@ class CheckpointSaver:
     async def _hold(self, feed: Feed) -> None:
         checkpoint_ts = feed.checkpoint_ts
         try:
-            await self._safepoints.hold(feed.source, feed.id, checkpoint_ts, failed_s=feed.failed_s)
+            if feed.record_error is not None:
+                await self._hold_unread(feed)
+            else:
+                await self._safepoints.hold(
+                    feed.source, feed.id, checkpoint_ts, failed_s=feed.failed_s
+                )
         except SnapshotLostError as err:
             self._handlers.on_lost(feed, err)
         else:
             metrics.SAFEPOINTS.inc()
             feed.safepoint_ts, feed.safepoint_time = checkpoint_ts, time.monotonic()
 
+    async def _hold_unread(self, feed: Feed) -> None:
+        """Renew what the coordinator still holds for a changefeed whose records cannot be read: a
+        version that can read them may go on.
+        """
+        services = (feed_service(feed.id), creating_service(feed.id))
+        try:
+            held = await self._records.service_safe_points(self._safepoints.cluster_id, services)
+        except SafePointRecordError as err:
+            # The coordinator cannot read it either, and lets GC go nowhere.
+            _log.warning("safepoint not renewed", changefeed=feed.id, error=str(err))
+            return
+        if held:
+            await self._safepoints.renew(feed.id, min(held.values()))
+
 
 def _needs_safepoint(feed: Feed) -> bool:
-    return feed.source.keeps_history and feed.info.state.is_running and feed.info.blocks_gc
+    holds = feed.info.state.is_running or feed.record_error is not None
+    return feed.source.keeps_history and holds and feed.info.blocks_gc
 
 
 def _note_damage(feed: Feed) -> None:

@@ -39,6 +39,12 @@ class ChangefeedStateError(ConflictError):
     code = "ErrChangefeedUpdateRefused"
 
 
+class ChangefeedUnreadableError(ConflictError):
+    """The changefeed's records cannot be read by this version: it can only be removed."""
+
+    code = "ErrChangefeedUnreadable"
+
+
 class ChangefeedNotRunningError(UnavailableError):
     """The changefeed exists but no rows are pulled for it at this moment."""
 

@@ -100,6 +100,12 @@ class Feed:
     factory: FeedFactory
     task: asyncio.Task[None] | None = None
     info_saved: bool = True
+    record_error: TidemarkError | None = None
+    """Why its records cannot be read; it only holds back GC then, as before, and can be removed."""
+    is_info_readable: bool = True
+    """Whether `info` is its record; else it stands for one that cannot be read, and is never
+    written.
+    """
     job: JobReport | None = None
     """What the lake job last reported; set by Flight's threads, too."""
     job_saved: JobReport | None = None
@@ -156,7 +162,9 @@ class Feed:
         """A changefeed that cannot run for `error`, which `of` raised;
         its records stay as they are.
         """
-        return cls._made(factory, info, checkpoint_ts, UnreadableSource(error), History(), rules=())
+        feed = cls._made(factory, info, checkpoint_ts, UnreadableSource(error), History(), rules=())
+        feed.record_error = error
+        return feed
 
     @classmethod
     def _made(

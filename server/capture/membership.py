@@ -20,7 +20,7 @@ from server.capture.fence import Fence, free_from_dead
 from server.capture.maintainers import Maintainers
 from server.capture.owner import captures_of, is_log
 from server.changefeed import keys
-from server.changefeed.info import CREATOR_VERSION, ChangefeedInfo
+from server.changefeed.info import CREATOR_VERSION, read_info
 from storage.meta.errors import LeaseNotFoundError
 from storage.meta.meta import Delete, Meta
 from storage.model.errors import CorruptError, UnavailableError
@@ -200,7 +200,13 @@ class Membership:
     async def has_maintainer(self, changefeed: str) -> bool:
         """Whether it is a changefeed of a log, so that it has a maintainer, now or soon."""
         pair = await self._meta.get(keys.info(changefeed))
-        return pair is not None and is_log(ChangefeedInfo.from_json(pair.value).source_uri)
+        if pair is None:
+            return False
+        try:
+            return is_log(read_info(pair.key, pair.value).source_uri)
+        except CorruptError:
+            # It stays with the capture that has it: see `server.capture.owner`.
+            return await self._meta.get(keys.placement(changefeed)) is not None
 
     async def maintainer(self, changefeed: str) -> CaptureRecord | None:
         """The capture that runs a log's changefeed; None: none does now."""

@@ -23,13 +23,14 @@ from server.capture.creation import Checked, NewChangefeed, check_range
 from server.capture.errors import ChangefeedExistsError
 from server.capture.feed import Feed, FeedFactory
 from server.capture.fence import Fence, FencedMeta
+from server.capture.records import ChangefeedRecord
 from server.changefeed import keys
 from server.changefeed.history import History, SchemaChange, by_id
-from server.changefeed.info import ChangefeedInfo, read_info
+from server.changefeed.info import read_info
 from server.puller.source import Source
 from server.rpc.pd import PdClient
-from storage.meta.meta import Delete, Meta, Op, Put
-from storage.model.errors import UnavailableError
+from storage.meta.meta import Delete, KeyValue, Meta, Op, Put
+from storage.model.errors import CorruptError, UnavailableError
 from storage.model.ts import MAX_TS
 from storage.tasks import beside, wait_at_most
 
@@ -98,14 +99,14 @@ class Placement:
             metrics.UNMAINTAINED.set(0)
 
     async def _decide(self) -> None:
+        now = await captures_of(self._meta, keys.PLACEMENTS)
         logs = [
-            info.id
+            pair.key.removeprefix(keys.INFOS).decode(errors="replace")
             for pair in await self._meta.get_prefix(keys.INFOS)
-            if is_log((info := read_info(pair.key, pair.value)).source_uri)
+            if _is_of_log(pair, now)
         ]
         running = await captures_of(self._meta, keys.MAINTAINERS)
         metrics.UNMAINTAINED.set(len(set(logs) - running.keys()))
-        now = await captures_of(self._meta, keys.PLACEMENTS)
         placed = places(logs, now, await self._eligible(), balanced=self._is_settled())
         moves = {log: capture for log, capture in placed.items() if now.get(log) != capture}
         ops: list[Op] = [Put(keys.placement(log), each.encode()) for log, each in moves.items()]
@@ -134,6 +135,16 @@ class Placement:
     def _is_settled(self) -> bool:
         # A capture that dies again and again would take logs each time, and lose them.
         return time.monotonic() >= self._settled_at_s
+
+
+def _is_of_log(info: KeyValue, placed: Collection[str]) -> bool:
+    """Whether a record is of a log. One that cannot be read stays what it was: it has a placement,
+    and then whoever has it shows why it does not run; or the owner has it.
+    """
+    try:
+        return is_log(read_info(info.key, info.value).source_uri)
+    except CorruptError:
+        return info.key.removeprefix(keys.INFOS).decode(errors="replace") in placed
 
 
 async def captures_of(meta: Meta, prefix: bytes) -> dict[str, str]:
@@ -211,12 +222,12 @@ class Owner(Changefeeds):
 
     async def recorded(self, known: Collection[str]) -> list[Feed]:
         """Changefeeds beside the `known` ones, as their records are; they do not run."""
-        records = [each for each in await self._records.load() if each[0].id not in known]
+        records = [each for each in await self._records.load() if each.info.id not in known]
         if not records:
             return []
         jobs = await self._records.load_jobs(time.monotonic())
         audits = await self._records.load_audits()
-        feeds = [await self.loaded(info, checkpoint_ts) for info, checkpoint_ts in records]
+        feeds = [await self.loaded(record) for record in records]
         for feed in feeds:
             # Else one whose lake job has given up would seem to be well for a moment, and whoever
             # keeps the jobs would start it again.
@@ -228,11 +239,16 @@ class Owner(Changefeeds):
         histories = [History(await self._records.schemas.load(each)) for each in changefeeds]
         return sum(len(history.at(MAX_TS)) for history in histories)
 
-    async def _records_of_mine(self) -> list[tuple[ChangefeedInfo, int]]:
+    async def _records_of_mine(self) -> list[ChangefeedRecord]:
         records = await self._records.load()
         if self._placement is None:
             return records
-        return [(info, ts) for info, ts in records if not is_log(info.source_uri)]
+        placed = await self._records.placed()
+        return [
+            record
+            for record in records
+            if not (record.info.id in placed if record.error else is_log(record.info.source_uri))
+        ]
 
     async def _go_on(self) -> None:
         metrics.OWNER.set(1)

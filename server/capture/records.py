@@ -4,27 +4,60 @@ write is fenced (`server.capture.fence`).
 
 import glob
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
 
-from gcsafepoint.state.records import GcKeys
+from gcsafepoint.state.records import GcKeys, parse_service_safe_points
 from server.capture.audit import Audit, Finding
 from server.capture.errors import ChangefeedExistsError
 from server.capture.fence import Fence, FencedMeta
 from server.capture.job_report import JobReport
 from server.changefeed import keys
 from server.changefeed.history import SchemaChange
-from server.changefeed.info import ChangefeedInfo, checkpoint_of, read_info, status_json
+from server.changefeed.info import (
+    ChangefeedIdInvalidError,
+    ChangefeedInfo,
+    check_id,
+    checkpoint_of,
+    read_checkpoint,
+    read_info,
+    status_json,
+    unreadable_info,
+)
 from server.changefeed.records import SchemaRecords, delete_all, delete_others, head_put, parts
 from server.changefeed.table import TableRecord
 from server.dump.job import DumpRecords, Job
 from storage.codec import prefix_end
-from storage.meta.meta import Compare, Delete, Meta, Op, Put
+from storage.meta.meta import Compare, Delete, KeyValue, Meta, Op, Put
 from storage.model.errors import CorruptError
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangefeedRecord:
+    """A changefeed as the metadata has it."""
+
+    info: ChangefeedInfo
+    """Stands for one that cannot be read (`unreadable_info`) where `error` says so."""
+    checkpoint_ts: int
+    error: CorruptError | None = None
+    """Why it cannot run: its record, or its checkpoint, cannot be read."""
+
+
+def changefeed_record(pair: KeyValue, status: bytes | None) -> ChangefeedRecord:
+    """Of a changefeed's two records; `status` is None where it has none."""
+    changefeed = pair.key.removeprefix(keys.INFOS).decode()
+    info, checkpoint_ts = unreadable_info(changefeed), 0
+    try:
+        if status is not None:
+            checkpoint_ts = read_checkpoint(changefeed, status)
+        info = read_info(pair.key, pair.value)
+    except CorruptError as err:
+        return ChangefeedRecord(info, checkpoint_ts, err)
+    return ChangefeedRecord(info, info.start_ts if status is None else checkpoint_ts)
 
 
 class Records:
@@ -34,34 +67,46 @@ class Records:
         self.schemas = SchemaRecords(meta, self._write)
         self._meta = FencedMeta(meta, fence)
 
-    async def load(self) -> list[tuple[ChangefeedInfo, int]]:
-        """All changefeeds with their checkpoint_ts.
+    async def load(self) -> list[ChangefeedRecord]:
+        """All changefeeds; one whose records cannot be read has an error.
 
-        Raises:
-            CorruptError: a record cannot be read.
+        A key that no changefeed can have is left out, and logged.
         """
         infos = await self._meta.get_prefix(keys.INFOS)
         statuses = await self._meta.get_prefix(keys.STATUSES)
-        checkpoints = {
-            pair.key.removeprefix(keys.STATUSES): checkpoint_of(pair.value) for pair in statuses
-        }
-        loaded = [
-            (pair.key.removeprefix(keys.INFOS), read_info(pair.key, pair.value)) for pair in infos
+        status_of = {pair.key.removeprefix(keys.STATUSES): pair.value for pair in statuses}
+        return [
+            changefeed_record(pair, status_of.get(pair.key.removeprefix(keys.INFOS)))
+            for pair in infos
+            if _is_changefeed(pair.key)
         ]
-        return [(info, checkpoints.get(name, info.start_ts)) for name, info in loaded]
 
-    async def load_one(self, changefeed: str) -> tuple[ChangefeedInfo, int] | None:
-        """One changefeed with its checkpoint_ts; None: there is none of that id; raises as
-        `load`.
-        """
+    async def load_one(self, changefeed: str) -> ChangefeedRecord | None:
+        """One changefeed; None: there is none of that id."""
         pair = await self._meta.get(keys.info(changefeed))
         if pair is None:
             return None
-        info, status = (
-            read_info(pair.key, pair.value),
-            await self._meta.get(keys.status(changefeed)),
+        status = await self._meta.get(keys.status(changefeed))
+        return changefeed_record(pair, None if status is None else status.value)
+
+    async def service_safe_points(
+        self, cluster_id: int, service_ids: Collection[str]
+    ) -> dict[str, int]:
+        """The safe points that the coordinator keeps for services, lapsed ones too.
+
+        Raises:
+            SafePointRecordError: one cannot be read.
+        """
+        scope = _gc_keys(cluster_id).null
+        pairs = [await self._meta.get(scope.service(each)) for each in service_ids]
+        return parse_service_safe_points([pair for pair in pairs if pair is not None], scope)
+
+    async def placed(self) -> frozenset[str]:
+        """The changefeeds that the owner has given to a capture: those of logs."""
+        pairs = await self._meta.get_prefix(keys.PLACEMENTS)
+        return frozenset(
+            pair.key.removeprefix(keys.PLACEMENTS).decode(errors="replace") for pair in pairs
         )
-        return info, info.start_ts if status is None else checkpoint_of(status.value)
 
     async def load_jobs(self, now_s: float) -> dict[str, JobReport]:
         """Why lake jobs have given up, by changefeed;
@@ -138,7 +183,7 @@ class Records:
     async def ids(self) -> list[str]:
         """The changefeeds that have a record."""
         pairs = await self._meta.get_prefix(keys.INFOS)
-        return [pair.key.removeprefix(keys.INFOS).decode() for pair in pairs]
+        return [pair.key.removeprefix(keys.INFOS).decode(errors="replace") for pair in pairs]
 
     async def clear(self, changefeed: str) -> None:
         """Delete what an interrupted creation or removal of that name left;
@@ -251,7 +296,7 @@ class Records:
 
     async def service_ids(self, cluster_id: int) -> list[str]:
         """The services whose safepoints the coordinator keeps for a cluster, lapsed ones too."""
-        prefix = GcKeys(f"/pd/{cluster_id}/gc/".encode()).null.services
+        prefix = _gc_keys(cluster_id).null.services
         pairs = await self._meta.get_prefix(prefix)
         return [pair.key.removeprefix(prefix).decode(errors="replace") for pair in pairs]
 
@@ -277,6 +322,20 @@ def _all_but_info(changefeed: str) -> list[Op]:
         delete_all(changefeed),
         *kept,
     ]
+
+
+def _gc_keys(cluster_id: int) -> GcKeys:
+    return GcKeys(f"/pd/{cluster_id}/gc/".encode())
+
+
+def _is_changefeed(key: bytes) -> bool:
+    try:
+        check_id(key.removeprefix(keys.INFOS).decode())
+    except (ChangefeedIdInvalidError, UnicodeDecodeError):
+        # No version makes such a changefeed, and no path is to be made of such a name.
+        _log.error("key of no changefeed left out", key=key.decode(errors="backslashreplace"))
+        return False
+    return True
 
 
 def _audit(changefeed: str) -> Delete:

@@ -100,6 +100,23 @@ class ChangefeedSafePoints:
                 "create it anew from a full copy"
             )
 
+    async def renew(self, changefeed: str, safe_point: int) -> None:
+        """Keep for a day more what is kept, of a changefeed whose records cannot be read.
+
+        Raises:
+            SnapshotLostError: some of it may be gone.
+        """
+        lowest = await self._pd.update_service_gc_safe_point(
+            feed_service(changefeed), FEED_TTL_S, safe_point
+        )
+        if lowest.safe_point > safe_point:
+            raise SnapshotLostError(
+                f"the records of changefeed {changefeed} cannot be read, and its safe point "
+                f"{safe_point} is below the GC safe point {lowest.safe_point} of "
+                f"{lowest.service_id}: what was not read yet may be collected. Remove it, and "
+                "create it anew from a full copy"
+            )
+
     async def release(self, source: Source, changefeed: str) -> None:
         """Keep nothing for the changefeed any more."""
         # A TTL of 0 deletes a service.

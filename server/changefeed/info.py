@@ -27,6 +27,10 @@ CREATOR_VERSION: Final = "0.2.0"
 LAKES: Final = tuple(FORMATS)
 """Formats of sinks that a lake job keeps."""
 _HISTORY_LOST: Final = ("ErrSnapshotLostByGC", "ErrStartTsBeforeGC", "ErrGCTTLExceeded")
+_WHEN_UNREADABLE: Final = (
+    "A later version may have written it: run that one. Until then the changefeed does not run, "
+    "GC keeps what its service safepoint holds, and `changefeed remove` gives it up"
+)
 _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARACTERS_MAX = 128
 _PORTS: Final = {name: record.port for name, record in FORMATS.items() if record.is_database}
@@ -266,27 +270,45 @@ class ChangefeedInfo:
                 doc["filter_update"] = FilterUpdate.from_document(doc["filter_update"])
             doc["state"] = State(doc["state"])
             doc["error"] = RunningError(**doc["error"]) if doc["error"] else None
-            return cls(**doc)
-        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            return _with_types(cls(**doc))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
             raise CorruptError(
                 f"a changefeed's record in the metadata cannot be read: {err!r}"
             ) from err
+
+
+def _with_types(info: ChangefeedInfo) -> ChangefeedInfo:
+    """Refuse with TypeError what would fail later, where it is not known whose record it is."""
+    texts = (info.id, info.sink_uri, info.source_uri, info.create_time, info.zero_dates)
+    numbers = (info.start_ts, info.target_ts)
+    if not all(isinstance(each, str) for each in texts):
+        raise TypeError("a member that must be a text is none")
+    if not all(type(each) is int for each in numbers):
+        raise TypeError("a member that must be a number is none")
+    return info
 
 
 def read_info(key: bytes, value: bytes) -> ChangefeedInfo:
     """The record of a changefeed under its key in the metadata.
 
     Raises:
-        CorruptError: it cannot be read; names the changefeed.
+        CorruptError: it cannot be read, or is of another changefeed; names the changefeed.
     """
+    changefeed = key.rpartition(b"/")[2].decode(errors="replace")
     try:
-        return ChangefeedInfo.from_json(value)
+        info = ChangefeedInfo.from_json(value)
     except CorruptError as err:
-        changefeed = key.rpartition(b"/")[2].decode(errors="replace")
-        raise CorruptError(
-            f"changefeed {changefeed!r}: {err.message}. A later version may have written it: run "
-            "that one. No changefeed runs before: its history could be collected unseen"
-        ) from err
+        raise _unreadable(changefeed, err.message) from err
+    if info.id != changefeed:
+        raise _unreadable(changefeed, f"the record is of a changefeed {info.id!r}")
+    return info
+
+
+def unreadable_info(changefeed: str) -> ChangefeedInfo:
+    """What stands for a record that cannot be read; never to be written."""
+    return ChangefeedInfo(
+        id=changefeed, sink_uri="", start_ts=0, target_ts=0, create_time="", state=State.FAILED
+    )
 
 
 def status_json(checkpoint_ts: int) -> bytes:
@@ -298,10 +320,26 @@ def checkpoint_of(value: bytes) -> int:
     """The checkpoint_ts of a status record; raises CorruptError."""
     try:
         return int(json.loads(value)["checkpoint_ts"])
-    except (ValueError, KeyError, TypeError) as err:
+    except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise CorruptError(
             f"a changefeed's status in the metadata cannot be read: {err!r}"
         ) from err
+
+
+def read_checkpoint(changefeed: str, value: bytes) -> int:
+    """The checkpoint_ts of a changefeed's status record.
+
+    Raises:
+        CorruptError: it cannot be read; names the changefeed.
+    """
+    try:
+        return checkpoint_of(value)
+    except CorruptError as err:
+        raise _unreadable(changefeed, err.message) from err
+
+
+def _unreadable(changefeed: str, reason: str) -> CorruptError:
+    return CorruptError(f"changefeed {changefeed!r}: {reason}. {_WHEN_UNREADABLE}")
 
 
 def check_id(changefeed: str) -> None:

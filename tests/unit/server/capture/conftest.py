@@ -3,6 +3,7 @@ and the real embedded metadata.
 """
 
 import asyncio
+import json
 from functools import partial
 from types import SimpleNamespace
 
@@ -58,7 +59,8 @@ class Upstream:
             await self.meta.delete(key)
             self.safepoints.pop(service_id, None)
         elif safe_point >= min(self.safepoints.values()):
-            await self.meta.put(key, b"{}")
+            record = {"service_id": service_id, "expired_at": 1 << 40, "safe_point": safe_point}
+            await self.meta.put(key, json.dumps(record).encode())
             self.safepoints[service_id] = safe_point
         least = min(self.safepoints, key=self.safepoints.get)
         return MinSafePoint(least, ttl_s, self.safepoints[least])

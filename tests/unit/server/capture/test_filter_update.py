@@ -10,6 +10,7 @@ import pytest
 
 from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError
 from server.capture.flight import OwnerFeeds
+from server.capture.records import ChangefeedRecord
 from server.capture.update import ChangefeedUpdate
 from server.changefeed.info import FilterUpdate
 from server.changefeed.table import SourceTable
@@ -266,5 +267,5 @@ async def test_rules_that_cannot_be_read_stop_their_own_changefeed_only(capture,
     feed = await created(owner)
     update = FilterUpdate((("[",),), 1200)
     info = dataclasses.replace(feed.info, rules=("[",), filter_update=update)
-    read = await owner.loaded(info, 1000)
+    read = await owner.loaded(ChangefeedRecord(info, 1000))
     assert read.info.error.code == "ErrFilterRuleInvalid"

@@ -337,3 +337,45 @@ async def test_one_that_nobody_runs_is_shown_with_what_its_lake_job_said_last(me
     await until(lambda: feed.job_saved)
     [recorded] = await one.owner.recorded(())
     assert failed_by_job(recorded.info, recorded.job)
+
+
+async def test_a_log_whose_record_cannot_be_read_stops_no_other_and_stays_with_one_capture(
+    meta, cluster
+):
+    captures = {name: await cluster.start(name) for name in NAMES}
+    owner = next(each.owner for each in captures.values() if each.owner.is_active)
+    for number in range(3):
+        await create(owner, f"log{number}")
+    before = await spread(meta, list(captures.values()), [1, 1, 1])
+    broken, gone = next(iter(before.items()))
+    pair = await meta.get(keys.info(broken))
+    await meta.put(pair.key, b'{"of": "a later version"}')
+    await cluster.stop(gone)
+    del captures[gone]
+    await until(
+        lambda: (
+            any(broken in each.maintainers.feeds for each in captures.values())
+            and len([f for each in captures.values() for f in each.maintainers.feeds.values()]) == 3
+            and any(each.owner.is_active for each in captures.values())
+        )
+    )
+    [home] = [each for each in captures.values() if broken in each.maintainers.feeds]
+    feed = home.maintainers.feed(broken)
+    assert (feed.info.state, feed.info.error.code) == (State.FAILED, "ErrCorrupt")
+    others = [
+        each.maintainers.feed(log)
+        for log in before
+        for each in captures.values()
+        if log != broken and each.maintainers.has(log)
+    ]
+    await until(lambda: all(each.processor.sink for each in others))
+    assert len(others) == 2
+    assert (await meta.get(keys.info(broken))).value == b'{"of": "a later version"}'
+    for each in captures.values():
+        assert await each.router.find(broken) in (
+            None,
+            *[member.record for member in await each.membership.members()],
+        )
+    await home.maintainers.home(broken).remove(broken)
+    assert await meta.get(keys.info(broken)) is None
+    await until(lambda: not any(broken in each.maintainers.feeds for each in captures.values()))

@@ -76,7 +76,9 @@ async def test_rows_after_the_start_are_handed_out_and_acknowledged(capture, ups
     assert (part.table, part.rows) == ("bank.accounts", 2)
     assert await asyncio.to_thread(feeds.ack, "feed", None, 1020) == 1020
     await until(lambda: feed.checkpoint_ts == 1020)
-    assert {info.id: ts for info, ts in await capture.records.load()} == {"feed": 1020}
+    assert {each.info.id: each.checkpoint_ts for each in await capture.records.load()} == {
+        "feed": 1020
+    }
     await until(lambda: upstream.safepoints[SAFEPOINT] == 1019)
 
 
@@ -157,7 +159,7 @@ async def test_a_resume_may_overwrite_the_checkpoint(capture, upstream):
     upstream.now_ts = 2000
     feed = await owner.resume("feed", 1500)
     assert feed.checkpoint_ts == 1500
-    assert [ts for _, ts in await capture.records.load()] == [1500]
+    assert [each.checkpoint_ts for each in await capture.records.load()] == [1500]
     await until(lambda: upstream.subscriptions)
     assert upstream.subscriptions[0].matcher.start_ts == 1500
 
@@ -213,7 +215,7 @@ async def test_lost_history_fails_the_changefeed(capture, upstream):
     owner = await capture.start()
     feed = owner.feed("feed")
     await until(lambda: feed.info.state == "failed" and feed.info_saved)
-    [(saved, _)] = await capture.records.load()
+    [saved] = [each.info for each in await capture.records.load()]
     assert saved.error.code == "ErrSnapshotLostByGC"
 
 
@@ -272,7 +274,7 @@ async def test_a_deposed_owner_writes_nothing(capture, upstream, meta):
         await owner.create(new("other", URI, 1000, 0, [capture.table]))
     with pytest.raises(NotOwnerError):
         await owner.remove("feed")
-    assert [info.id for info, _ in await capture.records.load()] == ["feed"]
+    assert [each.info.id for each in await capture.records.load()] == ["feed"]
 
 
 async def test_a_change_is_carried_out_when_whoever_asked_goes_away(capture, upstream):
@@ -292,7 +294,7 @@ async def test_a_change_is_carried_out_when_whoever_asked_goes_away(capture, ups
     asking.cancel()
     answer.set()
     await until(lambda: "feed" in owner.feeds and upstream.subscriptions)
-    assert [info.id for info, _ in await capture.records.load()] == ["feed"]
+    assert [each.info.id for each in await capture.records.load()] == ["feed"]
 
 
 async def test_a_change_that_fails_tells_why_and_stops_nothing(capture, upstream):
@@ -318,7 +320,7 @@ async def test_a_changefeed_that_this_version_cannot_read_stops_no_other_and_los
     for name in ("feed", "other"):
         await owner.create(new(name, URI, 1000, 0, [capture.table]))
     await capture.stop()
-    [(info, _)] = [pair for pair in await capture.records.load() if pair[0].id == "feed"]
+    [info] = [each.info for each in await capture.records.load() if each.info.id == "feed"]
     from_the_future = replace(info, source_uri="oracle://host")
     await meta.put(b"/tidemark/default/changefeed/info/feed", from_the_future.to_json())
     owner = await capture.start()
@@ -327,11 +329,11 @@ async def test_a_changefeed_that_this_version_cannot_read_stops_no_other_and_los
     await until(lambda: owner.feed("other").processor.sink and feed.info_saved)
     with pytest.raises(SourceUriError):
         await owner.resume("feed")
-    [(saved, _)] = [pair for pair in await capture.records.load() if pair[0].id == "feed"]
+    [saved] = [each.info for each in await capture.records.load() if each.info.id == "feed"]
     assert saved == replace(from_the_future, state=saved.state, error=saved.error)
     assert (await capture.records.schemas.load("feed"))[0].tables
     await owner.remove("feed")
-    assert [info.id for info, _ in await capture.records.load()] == ["other"]
+    assert [each.info.id for each in await capture.records.load()] == ["other"]
 
 
 async def test_a_new_changefeed_begins_without_what_one_of_its_name_left_behind(
@@ -473,7 +475,7 @@ async def test_a_changefeed_that_reaches_its_target_is_finished_and_lets_gc_go_o
     upstream.now_ts = 2000
     await owner.create(new("next", URI, 1015, 0, [capture.table]))  # as the refusal advises
     await owner.remove("feed")
-    assert [info.id for info, _ in await capture.records.load()] == ["next"]
+    assert [each.info.id for each in await capture.records.load()] == ["next"]
 
 
 async def test_names_that_the_sink_cannot_hold_are_refused_at_create_and_at_update(capture):

@@ -262,3 +262,10 @@ def test_a_record_of_a_later_version_is_named_with_what_to_do() -> None:
     later = json.dumps(document | {"of a later version": 1}).encode()
     with pytest.raises(CorruptError, match=r"'orders'.*A later version may have written it"):
         read_info(keys.info("orders"), later)
+
+
+def test_a_record_that_is_nested_beyond_reading_is_corrupt() -> None:
+    with pytest.raises(CorruptError):
+        read_info(keys.info("orders"), b"[" * 100_000)
+    with pytest.raises(CorruptError):
+        checkpoint_of(b"[" * 100_000)
