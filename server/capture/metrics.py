@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from server.capture.feed import Feed
 from server.capture.job_report import JOB_STATES, shown_state
 from server.changefeed.info import State
+from server.leader_gauge import LeaderGauge
 from storage.model.ts import physical_ms, physical_s
 
 PULLER, SORTER, SINK, READER = STAGES = ("puller", "sorter", "sink", "reader")
@@ -26,9 +27,9 @@ OWNER = Gauge("tidemark_capture_is_owner", "1 if this capture owns the changefee
 MAINTAINED = Gauge(
     "tidemark_capture_maintained_changefeeds", "changefeeds of logs that this capture runs"
 )
-UNMAINTAINED = Gauge(
+UNMAINTAINED = LeaderGauge(
     "tidemark_capture_unmaintained_changefeeds",
-    "changefeeds of logs that no capture runs at this moment, as the owner sees it",
+    "changefeeds of logs that no capture runs at this moment; only at the owner",
 )
 ERRORS = Counter(
     "tidemark_capture_changefeed_errors_total",
@@ -43,9 +44,9 @@ JOB_ERRORS = Counter(
     "errors that lake jobs reported, each once while it lasts",
     ["changefeed"],
 )
-SHARING_CAPTURES = Gauge(
+SHARING_CAPTURES = LeaderGauge(
     "tidemark_capture_sharing_captures",
-    "captures among which the owner divides tables, itself included; 0 where it is another one",
+    "captures among which the owner divides tables, itself included; only at the owner",
 )
 MOVES = Counter(
     "tidemark_capture_moves_total",

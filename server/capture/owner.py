@@ -96,7 +96,7 @@ class Placement:
                     _log.warning("logs cannot be placed now", error=str(err))
                 await wait_at_most(self.changed, _LOOK_EVERY_S)
         finally:
-            metrics.UNMAINTAINED.set(0)
+            metrics.UNMAINTAINED.clear()
 
     async def _decide(self) -> None:
         now = await captures_of(self._meta, keys.PLACEMENTS)

@@ -53,6 +53,7 @@ from server.coordinator.leadership.leadership import (
 from server.coordinator.leadership.members import Members
 from server.coordinator.pd_http.rules import RuleStore
 from server.coordinator.tso import ClusterTsService, TimestampOracle, TsoService
+from server.leader_gauge import LeaderGauge
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.errors import status_of
@@ -63,6 +64,8 @@ from storage.tasks import apart, beside
 
 FORWARDED_HOST = "pd-forwarded-host"
 _LEADER = Gauge("tidemark_coordinator_leader", "1 while this coordinator leads")
+_REGIONS = LeaderGauge("tidemark_coordinator_regions", "Regions known; only at the leader")
+_STORES = LeaderGauge("tidemark_coordinator_stores", "Stores known; only at the leader")
 _TERMS_TOTAL = Counter("tidemark_coordinator_terms_total", "Terms of leadership begun")
 _FLUSH_SECONDS = 1.0
 _RETRY_S = 0.2
@@ -221,12 +224,17 @@ class CurrentTerm:
     @asynccontextmanager
     async def serving(self, term: LeaderTerm) -> AsyncIterator[None]:
         """Answer from `term` for the block; not one answer later."""
+        cluster = term.cluster
         async with term.running():
             self.term, self._members.leadership = term, term.leadership
             _LEADER.set(1)
             _TERMS_TOTAL.inc()
             try:
-                yield
+                with (
+                    _REGIONS.showing(lambda: len(cluster.regions)),
+                    _STORES.showing(lambda: len(cluster.stores)),
+                ):
+                    yield
             finally:
                 self.term = self._members.leadership = None
                 term.leadership.end()

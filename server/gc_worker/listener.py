@@ -13,6 +13,7 @@ from gcsafepoint.worker.config import GCConfig, format_duration_ms
 from gcsafepoint.worker.delete_ranges import DeleteRange
 from gcsafepoint.worker.gc_leader import Stage
 from gcsafepoint.worker.round import Result, Round
+from server.leader_gauge import LeaderGauge
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_s
 
@@ -39,11 +40,13 @@ DESTROY_FAILURES = Gauge(
     ["type"],
 )
 LEADER = Gauge("tidemark_gc_leader", "1 while this worker is GC leader")
-SAFE_POINT = Gauge(
-    "tidemark_gc_safe_point", "Safepoint of the last round of this worker, a TSO timestamp"
+SAFE_POINT = LeaderGauge(
+    "tidemark_gc_safe_point",
+    "Safepoint of the leader's last round, a TSO timestamp; only at the leader",
 )
-SAFE_POINT_SECONDS = Gauge(
-    "tidemark_gc_safe_point_timestamp_seconds", "Unix time of tidemark_gc_safe_point"
+SAFE_POINT_SECONDS = LeaderGauge(
+    "tidemark_gc_safe_point_timestamp_seconds",
+    "Unix time of tidemark_gc_safe_point; only at the leader",
 )
 ROUNDS = Counter("tidemark_gc_rounds_total", "GC rounds by how they ended", ["result"])
 SKIPPED = Counter(
@@ -113,6 +116,8 @@ class LogAndCount:
         if not leads:
             for name in ("tikv_gc_run_interval", "tikv_gc_life_time"):
                 CONFIG.labels(name).set(0)
+            SAFE_POINT.clear()
+            SAFE_POINT_SECONDS.clear()
         self._leads = leads
 
     def tick_failed(self, err: TidemarkError) -> None:
@@ -219,7 +224,8 @@ class LogAndCount:
     def round_ended(self, gc_round: Round) -> None:
         """See `Listener`."""
         ROUNDS.labels(gc_round.result.value).inc()
-        if gc_round.safe_point:
+        # A round may end after another worker was elected.
+        if gc_round.safe_point and self._leads:
             SAFE_POINT.set(gc_round.safe_point)
             SAFE_POINT_SECONDS.set(physical_s(gc_round.safe_point))
         say = self._log.error if gc_round.result is Result.FAILED else self._log.info

@@ -189,12 +189,15 @@ class Peers:
         """Look at the captures' `records` until cancelled; there are none while another capture is
         the owner.
         """
-        while True:
-            try:
-                await self._look(await records())
-            except UnavailableError as err:
-                _log.warning("captures cannot be looked up now", error=str(err))
-            await asyncio.sleep(_LOOK_EVERY_S)
+        try:
+            while True:
+                try:
+                    await self._look(await records())
+                except UnavailableError as err:
+                    _log.warning("captures cannot be looked up now", error=str(err))
+                await asyncio.sleep(_LOOK_EVERY_S)
+        finally:
+            metrics.SHARING_CAPTURES.clear()
 
     async def _look(self, records: Sequence[CaptureRecord]) -> None:
         own = next((each.version for each in records if each.id == self._id), "")
@@ -210,7 +213,10 @@ class Peers:
                 reached[record.id] = self._peer(record)
         self._tell(reached, refused)
         self._reached, self._refused = reached, refused
-        metrics.SHARING_CAPTURES.set(len({*reached, self._id}) if own else 0)
+        if own:
+            metrics.SHARING_CAPTURES.set(len({*reached, self._id}))
+        else:
+            metrics.SHARING_CAPTURES.clear()
 
     def _peer(self, record: CaptureRecord) -> PeerCapture:
         peer = self._reached.get(record.id)

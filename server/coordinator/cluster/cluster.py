@@ -17,7 +17,6 @@ from typing import Any
 import structlog
 from google.protobuf.message import DecodeError
 from kvproto import metapb_pb2, pdpb_pb2
-from prometheus_client import Gauge
 
 from server.coordinator.cluster.regions import KnownRegion, Regions, Reported
 from server.coordinator.cluster.stores import cluster_version, is_removed, registered
@@ -29,9 +28,6 @@ from server.coordinator.leadership.leadership import FencedMetadata
 from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Get, Meta, Op, Put
 from storage.model.errors import CorruptError
-
-_REGIONS = Gauge("tidemark_coordinator_regions", "Regions known")
-_STORES = Gauge("tidemark_coordinator_stores", "Stores known")
 
 _U64 = struct.Struct(">Q")
 _ID_WINDOW = 1000
@@ -111,7 +107,6 @@ class Cluster:
         # Ids below the saved limit may have been handed out before the restart; all of them are
         # skipped.
         self._next_id = self._ids.value + 1
-        self._count()
 
     async def run(self) -> None:
         """Write regions behind their reports, until cancelled."""
@@ -160,7 +155,6 @@ class Cluster:
             self.bootstrapped = True
             self.stores[store.id] = store
             self.regions.report(region, metapb_pb2.Peer())
-            self._count()
         return result.succeeded
 
     async def put_store(self, store: metapb_pb2.Store) -> None:
@@ -169,7 +163,6 @@ class Cluster:
         # leader does not know.
         await self._metadata.txn((), [Put(self._keys.store(store.id), store.SerializeToString())])
         self.stores[store.id] = store
-        self._count()
 
     def heartbeat(self, stats: pdpb_pb2.StoreStats) -> None:
         """Note that a store lives, and how it is."""
@@ -184,7 +177,6 @@ class Cluster:
         self._unsaved |= dict.fromkeys(reported.removed)
         if self._unsaved:
             self._wake.set()
-        _REGIONS.set(len(self.regions))
         return reported
 
     async def alloc_id(self, count: int = 1) -> int:
@@ -210,10 +202,6 @@ class Cluster:
     async def put_back_ids(self) -> None:
         """See `DurableLimit.put_back`."""
         await self._ids.put_back()
-
-    def _count(self) -> None:
-        _STORES.set(len(self.stores))
-        _REGIONS.set(len(self.regions))
 
 
 def message_of(entry: KnownRegion) -> pdpb_pb2.Region:

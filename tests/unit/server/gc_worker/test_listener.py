@@ -69,6 +69,19 @@ def test_every_metric_has_tidbs_name() -> None:
     assert value("tidb_tikvclient_gc_config", type="tikv_gc_life_time") == 0.0
 
 
+def test_only_the_leader_shows_the_safe_point() -> None:
+    names = ("tidemark_gc_safe_point", "tidemark_gc_safe_point_timestamp_seconds")
+    listener = LogAndCount("me")
+    with capture_logs():
+        listener.led(leads=True)
+        listener.round_ended(IT)
+        assert all(REGISTRY.get_sample_value(name) is not None for name in names)
+        listener.led(leads=False)
+        assert [REGISTRY.get_sample_value(name) for name in names] == [None, None]
+        listener.round_ended(IT)  # it had begun before another worker was elected
+    assert [REGISTRY.get_sample_value(name) for name in names] == [None, None]
+
+
 def test_logs_speak_tidbs_words() -> None:
     with capture_logs() as logs:
         listener = LogAndCount("me")
