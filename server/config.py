@@ -19,6 +19,7 @@ from storage.model.errors import InvalidError
 
 T = TypeVar("T")
 _ENV_PREFIX = "TIDEMARK_"
+_PORT_MAX: Final = 65535
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 HTTP_ADDRS: Final = {
@@ -152,6 +153,18 @@ def check_environment(
     faults = [_unknown(variable, variable, names) for variable in seen if variable not in names]
     if faults:
         raise ConfigError("; ".join(faults))
+
+
+def listening_address(flag: str, addr: str) -> tuple[str, int]:
+    """The host and port of an address to listen on, which `--flag` gave.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    host, _, port = addr.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) <= _PORT_MAX):
+        raise ConfigError(f"--{flag} is host:port with a port from 0 to {_PORT_MAX}, not {addr!r}")
+    return host, int(port)
 
 
 def _kebab(name: str) -> str:

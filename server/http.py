@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
-from server.config import ConfigError
+from server.config import listening_address
 from server.console.pages import daemon_pages
 from server.routes import Answer, Request, Routes, UnauthorizedError, answer_of, error_answer, fault
 from server.rpc.access_list import Access, OpenAccess, Right
@@ -68,7 +68,7 @@ def listen(
         ConfigError: it is no address.
         CredentialsError: a TLS file cannot be used.
     """
-    host, _, port = addr.rpartition(":")
+    host, port = listening_address("http-addr", addr)
     security = security or SecurityConfig()
     answering = _Port(
         ready,
@@ -81,11 +81,7 @@ def listen(
         access or OpenAccess(),
     )
     try:
-        server = _Server((host, int(port)), answering)
-    except (ValueError, OverflowError) as err:
-        raise ConfigError(
-            f"--http-addr is host:port with a port from 0 to 65535, not {addr!r}"
-        ) from err
+        server = _Server((host, port), answering)
     except OSError as err:
         raise HttpPortError(
             f"cannot listen on {addr} for HTTP: {err.strerror}; choose another --http-addr"

@@ -17,10 +17,10 @@ from server.capture.api_v2.api import Api
 from server.capture.capture_service import Blockers, CaptureService
 from server.capture.changefeeds import Changefeeds
 from server.capture.console import Console, Services, explained_by
-from server.capture.directory import lock
+from server.capture.directory import check_sockets_directory, lock
 from server.capture.feed import FeedFactory
 from server.capture.fence import Fence, FencedMeta
-from server.capture.listener import readers_of, serving_flight
+from server.capture.listener import check_readers, readers_of, serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.maintainers import Maintainers
 from server.capture.membership import Membership
@@ -34,7 +34,7 @@ from server.capture.source.registry import sources
 from server.capture.worker.flight import CaptureFeeds, ShareFeeds
 from server.capture.worker.host import Host, host_context
 from server.capture.worker.peers import SHARES, PeerAccess, Peers
-from server.capture.worker.pool import Launch, Pool, Worker, cores, host_of
+from server.capture.worker.pool import Launch, Pool, Worker, check_workers, cores, host_of
 from server.capture.worker.processor import RebalancingProcessor, WorkersProcessor
 from server.capture.worker.service import WorkerService
 from server.config import HTTP_ADDRS, setting
@@ -51,7 +51,7 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
-from sink.flight.tokens import read_token
+from sink.flight.tokens import Readers, read_token
 from storage.tasks import beside
 
 _ASKING_THREADS: Final = 32
@@ -103,6 +103,36 @@ class CaptureConfig:
         "Flight address of the first worker, the next ones have the next ports; empty: any ports",
     )
 
+    def checked(self) -> "CaptureConfig":
+        """This configuration.
+
+        Raises:
+            ConfigError: the workers cannot be started so, or both an access file and a token of
+                Flight are given.
+            AccessFileError, TokenFileError: such a file cannot be used.
+            DataDirError: the directory's name is too long for the workers' sockets.
+        """
+        self.readers()
+        if self.token_file:
+            read_token(self.token_file)
+        if (count := self.workers or cores()) != 1:
+            check_workers(count, self.first_worker_flight_addr)
+            check_sockets_directory(_directory(self), count)
+        return self
+
+    def check_with(self, security: SecurityConfig) -> None:
+        """See that Flight's readers can be told; raises CredentialsError."""
+        check_readers(security, self.readers())
+
+    def readers(self) -> Readers | None:
+        """Who may read over Flight; raises as `readers_of`, and AccessFileError."""
+        return readers_of(opened(self.access_file), self.flight_token_file)
+
+    @property
+    def first_worker_flight_addr(self) -> str:
+        """Where the first worker listens; the next ones have the next ports, if it is not 0."""
+        return self.worker_flight_addr or f"{host_of(self.flight_addr)}:0"
+
 
 @asynccontextmanager
 async def open_capture(config: CaptureConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
@@ -117,7 +147,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
     """
     directory = _directory(config)
     known = opened(config.access_file)
-    readers = readers_of(known, config.flight_token_file)
+    readers = config.readers()
     with lock(directory) as identity:
         # Sorted rows are a cache of the upstream: what an earlier process left belongs to a run
         # that has ended.
@@ -251,7 +281,7 @@ async def _worker_processes(
     launch = Launch(
         directory=directory,
         coordinator=config.coordinator,
-        flight_addr=config.worker_flight_addr or f"{host_of(config.flight_addr)}:0",
+        flight_addr=config.first_worker_flight_addr,
         advertise_host=host_of(config.advertise_flight_addr or config.flight_addr),
         memory_quota_bytes=config.memory_quota_bytes // count,
         flight_token_file=config.flight_token_file,

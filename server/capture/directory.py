@@ -95,6 +95,17 @@ def make_sockets_directory(directory: Path, workers: int) -> None:
     Raises:
         DataDirError: the path is too long for Unix sockets.
     """
+    check_sockets_directory(directory, workers)
+    (directory / "run").mkdir(mode=0o700, exist_ok=True)
+    (directory / "run").chmod(0o700)
+
+
+def check_sockets_directory(directory: Path, workers: int) -> None:
+    """See that sockets can have names there.
+
+    Raises:
+        DataDirError: the path is too long for Unix sockets.
+    """
     # A path that is too long fails at bind(), in the child, long after the flag was read: refuse it
     # here with its name.
     longest = control_socket(directory, workers).removeprefix("unix:")
@@ -103,5 +114,3 @@ def make_sockets_directory(directory: Path, workers: int) -> None:
             f"the path {directory} is too long for the Unix sockets of workers; choose a shorter "
             "--data-dir"
         )
-    (directory / "run").mkdir(mode=0o700, exist_ok=True)
-    (directory / "run").chmod(0o700)

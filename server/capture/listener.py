@@ -126,15 +126,24 @@ async def _guard(server: FlightServer, addr: str) -> None:
 def _tls(security: SecurityConfig, readers: Readers | None) -> FlightTls | None:
     if not security.enabled:
         return None
-    # Flight's library tells nobody the name in a client's certificate.
-    if security.cert_allowed_cn and readers is None:
-        raise CredentialsError(
-            "the Flight port cannot look at names in certificates: with --cert-allowed-cn it needs "
-            "--flight-token-file or --access-file"
-        )
+    check_readers(security, readers)
     root = Path(security.ca_path).read_bytes() if security.ca_path else None
     return FlightTls(
         certificate=Path(security.cert_path).read_bytes(),
         key=Path(security.key_path).read_bytes(),
         root=root,
     )
+
+
+def check_readers(security: SecurityConfig, readers: Readers | None) -> None:
+    """See that the Flight port can tell whom it serves.
+
+    Raises:
+        CredentialsError: names of clients matter, and everybody may read.
+    """
+    # Flight's library tells nobody the name in a client's certificate.
+    if security.enabled and security.cert_allowed_cn and readers is None:
+        raise CredentialsError(
+            "the Flight port cannot look at names in certificates: with --cert-allowed-cn it needs "
+            "--flight-token-file or --access-file"
+        )

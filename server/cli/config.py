@@ -7,10 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from server.cli.arguments import Parser
-from server.cli.daemon import SECTIONS
-from server.config import ConfigError, load, read_document
+from server.cli.daemon import SECTIONS, SHARED, Settings
+from server.config import ConfigError, read_document
 from server.exit_status import EXIT_OK
-from storage.model.errors import InvalidError
 
 
 def run(argv: Sequence[str]) -> int:
@@ -31,7 +30,10 @@ def config_parser() -> Parser:
     """The verbs of `tidemark config`."""
     parser = Parser(prog="tidemark config")
     verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
-    check = verbs.add_parser("check", help="whether daemons would take a file; all faults at once")
+    check = verbs.add_parser(
+        "check",
+        help="whether the daemons whose sections it has would take a file; all faults at once",
+    )
     check.add_argument("file", metavar="FILE")
     for name, text in (
         ("print-default", "a file with all settings, as they are without one"),
@@ -72,15 +74,13 @@ def sections() -> dict[str, type[Any]]:
 
 def _checked(path: str) -> str:
     document = read_document(path, SECTIONS)
-    faults = []
+    faults: dict[str, None] = {}
     for name, section in sections().items():
-        try:
-            settings = load(section, name, document=document, environ={}, flags={})
-            # What daemons refuse of values of the right kind, when they start.
-            if hasattr(settings, "checked"):
-                settings.checked()
-        except InvalidError as err:
-            faults.append(f"in [{name}]: {err.message}")
+        if name in SHARED:
+            continue
+        settings = Settings(name, section, document=document, environ={}, flags={})
+        # Each daemon reads the sections that all have; a fault of one is told once.
+        faults |= dict.fromkeys(settings.told_faults(is_meant=name in document))
     if faults:
         raise ConfigError("; ".join(faults))
     return f"{os.fspath(path)} can be used; it has the sections {', '.join(document) or '(none)'}"

@@ -9,10 +9,11 @@ libraries of another one.
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -20,13 +21,21 @@ from typing import Any, Final, TypeVar
 from grpc.aio import AioRpcError
 
 from server.cli.arguments import Parser
-from server.config import add_flags, check_environment, load, read_document
+from server.config import (
+    ConfigError,
+    add_flags,
+    check_environment,
+    listening_address,
+    load,
+    read_document,
+)
 from server.daemon import DaemonSettings, Endpoints, HttpPort, run
 from server.exit_status import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from server.log import LogConfig
 from server.routes import Routes
+from server.rpc.access_list import opened
 from server.rpc.config import RpcConfig, choose
-from server.rpc.credentials import SecurityConfig
+from server.rpc.credentials import SecurityConfig, client_tls
 from storage.model.errors import TidemarkError, leaves, ours_alone
 
 C = TypeVar("C")
@@ -43,7 +52,7 @@ SECTIONS: Final = (
     "rpc",
     "log",
 )
-_SHARED: Final[dict[str, type[Any]]] = {
+SHARED: Final[dict[str, type[Any]]] = {
     "security": SecurityConfig,
     "rpc": RpcConfig,
     "log": LogConfig,
@@ -54,6 +63,13 @@ SPARK_VERBS: Final = {
     "keep": ("spark-keep", "keep the lakes of all changefeeds current"),
 }
 """The section and the help of each verb of `tidemark spark`."""
+_CALLERS: Final = ("spark", "spark-keep")
+"""The daemons that listen with no protocol but HTTP."""
+_LISTENING: Final = frozenset(
+    {"addr", "flight_addr", "http_addr", "coordinator_addr", "store_addr", "capture_addr"}
+    | {"pump_addr", "gc_worker_addr"}
+)
+"""The settings that are addresses to listen on."""
 _METRICS_ONLY: Final = HttpPort()
 _SPARK_USAGE: Final = "usage: " + "\n       ".join(
     f"{f'tidemark spark {verb} [--help] …':<33}{text}" for verb, (_, text) in SPARK_VERBS.items()
@@ -161,6 +177,80 @@ def run_demo(argv: Sequence[str]) -> int:
     return EXIT_OK if equal else EXIT_ERROR
 
 
+class Settings:
+    """The settings of one daemon, by section, and all that it refuses of them when it starts.
+
+    `config check` asks here, too, so that it refuses the same. What is missing is refused when the
+    daemon opens: it may come by a flag or a variable, which a file does not tell.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        section: type[Any],
+        *,
+        document: Mapping[str, Any],
+        environ: Mapping[str, str],
+        flags: Mapping[str, Any],
+    ) -> None:
+        self._name = name
+        self._settings: dict[str, Any] = {}
+        self._faults: list[tuple[str, TidemarkError]] = []
+        for key, part in {name: section, **SHARED}.items():
+            with self._noting(key):
+                self._settings[key] = load(
+                    part, key, document=document, environ=environ, flags=flags
+                )
+        for key, settings in self._settings.items():
+            if hasattr(settings, "checked"):
+                with self._noting(key):
+                    settings.checked()
+        self._own_faults = len(self._faults)
+        if {name, "security"} <= self._settings.keys():
+            self._check_daemon(self._settings[name], self._settings["security"])
+
+    def __getitem__(self, section: str) -> Any:
+        return self._settings[section]
+
+    def check(self) -> None:
+        """Raise what is refused: the error itself if there is one, or all in a ConfigError."""
+        if len(self._faults) == 1:
+            raise self._faults[0][1]
+        if self._faults:
+            raise ConfigError("; ".join(self.told_faults()))
+
+    def told_faults(self, *, is_meant: bool = True) -> list[str]:
+        """What is refused, and in which section; `is_meant`: what depends on the daemon, too."""
+        faults = self._faults if is_meant else self._faults[: self._own_faults]
+        return list(dict.fromkeys(f"in [{key}]: {err.message}" for key, err in faults))
+
+    def _check_daemon(self, config: Any, security: SecurityConfig) -> None:
+        """Check what the daemon does with several settings."""
+        for field in dataclasses.fields(config):
+            if field.name in _LISTENING and (address := getattr(config, field.name)):
+                with self._noting(self._name):
+                    listening_address(field.name.replace("_", "-"), address)
+        with self._noting(self._name):
+            opened(getattr(config, "access_file", ""))
+        with self._noting("security"):
+            # A job of Spark only calls others: a CA is enough.
+            if self._name not in _CALLERS:
+                security.check_listener()
+            elif security.enabled:
+                client_tls(security)
+        if hasattr(config, "check_with"):
+            with self._noting(self._name):
+                config.check_with(security)
+
+    @contextlib.contextmanager
+    def _noting(self, section: str) -> Iterator[None]:
+        try:
+            yield
+        except TidemarkError as err:
+            if all(err.message != other.message for _, other in self._faults):
+                self._faults.append((section, err))
+
+
 def run_daemon(
     argv: Sequence[str],
     name: str,
@@ -174,17 +264,14 @@ def run_daemon(
 
     `command` is what users type, where that is not the name.
     """
-    sections: dict[str, type[Any]] = {name: section, **_SHARED}
     flags = vars(daemon_parser(command or name, section).parse_args(list(argv)))
 
     # One file for all daemons: sections of the others are checked for their names only.
     document = read_document(flags["config"], SECTIONS)
-    settings = {
-        key: load(part, key, document=document, environ=os.environ, flags=flags)
-        for key, part in sections.items()
-    }
-    config: Any = settings[name]
-    _check_own_variables(sections)
+    settings = Settings(name, section, document=document, environ=os.environ, flags=flags)
+    settings.check()
+    config = settings[name]
+    _check_own_variables({name: section, **SHARED})
     # Before anything opens a connection or a port: both depend on it.
     choose(settings["rpc"])
     return run(
@@ -206,7 +293,7 @@ def daemon_parser(command: str, section: type[Any]) -> Parser:
     parser = Parser(prog=f"tidemark {command}")
     parser.add_argument("--config", help="TOML file with the sections " + ", ".join(SECTIONS))
     parser.add_argument("--follow-parent", action="store_true", help=argparse.SUPPRESS)
-    for part in (section, *_SHARED.values()):
+    for part in (section, *SHARED.values()):
         add_flags(parser, part)
     return parser
 

@@ -84,6 +84,15 @@ class SecurityConfig:
             raise CredentialsError("--cert-allowed-cn needs --ca-path, --cert-path and --key-path")
         return self.enabled
 
+    def check_listener(self) -> None:
+        """See that listeners can use the files.
+
+        Raises:
+            CredentialsError: they cannot.
+        """
+        if self.listens_with_tls():
+            server_tls(self)
+
 
 def channel_credentials(security: SecurityConfig) -> grpc.ChannelCredentials | None:
     """Credentials for a channel to a peer; None means plaintext."""

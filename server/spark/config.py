@@ -88,6 +88,11 @@ class SparkConfig(JobSettings):
     )
     http_addr: str = setting(HTTP_ADDRS["spark"], "/metrics, /healthz, /readyz")
 
+    def checked(self) -> "SparkConfig":
+        """This configuration, but for what is missing; raises ConfigError as `job_command`."""
+        check_conf(self.conf)
+        return self
+
 
 def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
     """The command of the job's process.

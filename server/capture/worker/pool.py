@@ -294,6 +294,19 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0]
 
 
+def check_workers(count: int, flight_addr: str) -> None:
+    """Refuse so many workers, or an address of the first one.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    if not 1 < count <= WORKERS_MAX:
+        raise ConfigError(f"--workers is a number from 0 to {WORKERS_MAX}, not {count}")
+    host, _, port = flight_addr.rpartition(":")
+    if not host or not port.isdecimal() or int(port) + count - 1 > 65535:
+        raise ConfigError(f"--worker-flight-addr is host:port, not {flight_addr!r}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What the workers of a capture have in common."""
@@ -320,8 +333,7 @@ class Launch:
             ConfigError: their number, or their address, cannot be used.
             DataDirError: their sockets cannot lie in the data directory.
         """
-        if not 1 < count <= WORKERS_MAX:
-            raise ConfigError(f"--workers is a number from 0 to {WORKERS_MAX}, not {count}")
+        check_workers(count, self.flight_addr)
         make_sockets_directory(self.directory, count)
         return [self._worker(number) for number in range(count)]
 
@@ -350,6 +362,4 @@ class Launch:
 
     def _flight_addr(self, number: int) -> str:
         host, _, port = self.flight_addr.rpartition(":")
-        if not host or not port.isdecimal() or int(port) + number > 65535:
-            raise ConfigError(f"--worker-flight-addr is host:port, not {self.flight_addr!r}")
         return f"{host}:{int(port) + number if int(port) else 0}"

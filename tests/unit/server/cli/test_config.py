@@ -8,6 +8,7 @@ from server.cli import main
 from server.cli.config import sections
 from server.cli.daemon import SECTIONS, _check_own_variables
 from server.config import ConfigError
+from tests.unit.server.certificates import Certificates
 
 
 def test_the_printed_file_is_valid_and_has_all_sections(tmp_path, capsys):
@@ -79,3 +80,109 @@ def test_variables_of_spark_keep_do_not_stop_spark_run_and_misspelt_ones_do(monk
     monkeypatch.setenv("TIDEMARK_SPARK_KEP_HTTP_ADDR", "127.0.0.1:1")
     with pytest.raises(ConfigError, match="unknown configuration key TIDEMARK_SPARK_KEP_HTTP_ADDR"):
         _check_own_variables(spark)
+
+
+COMMANDS = {
+    "coordinator": ["coordinator"],
+    "store": ["store"],
+    "capture": ["capture"],
+    "pump": ["pump"],
+    "gc-worker": ["gc-worker"],
+    "up": ["up"],
+    "spark": ["spark", "run"],
+    "spark-keep": ["spark", "keep"],
+}
+OWN = [
+    ("coordinator", 'metadata = "etcd:"'),
+    ("coordinator", 'gc-compat = "pd-8"'),
+    ("store", 'split-keys = "61,xyz"'),
+    ("store", "destroy-range-share = 2"),
+    ("store", "read-threads = 0"),
+    ("capture", "workers = 100000"),
+    ("capture", 'workers = 2\nworker-flight-addr = "nowhere"'),
+    ("capture", 'workers = 4\nworker-flight-addr = "host:65533"'),
+    ("capture", 'workers = 2\ndata-dir = "/{}"'.format("d" * 120)),
+    ("capture", 'flight-token-file = "/none/token"'),
+    ("capture", 'token-file = "/none/token"'),
+    ("capture", 'access-file = "/none/access.toml"'),
+    ("capture", 'access-file = "FILE"\nflight-token-file = "TOKEN"'),
+    ("capture", 'flight-addr = "host"'),
+    ("pump", 'addr = "127.0.0.1:http"'),
+    ("gc-worker", "lease-seconds = 1"),
+    ("gc-worker", 'min-gc-time = "soon"'),
+    ("gc-worker", 'access-file = "/none/access.toml"'),
+    ("up", 'store-addr = "127.0.0.1:99999"'),
+    ("spark", 'conf = ["spark.x"]'),
+    ("spark-keep", 'job = ["orders"]'),
+    ("spark-keep", 'conf = ["fs.s3a.secret.key=x"]'),
+]
+SHARED_FAULTS = [
+    'http-addr = "none"\n',
+    '\n[security]\ncert-path = "/none/cert"\nkey-path = "/none/key"',
+    '\n[log]\nlog-level = "loud"',
+    '\n[rpc]\nrpc-engine = "twisted"',
+]
+LISTENERS_FAULTS = [
+    '\n[security]\nca-path = "/none/ca"',
+    '\n[security]\ncert-allowed-cn = ["me"]',
+]
+
+
+@pytest.mark.parametrize(
+    ("section", "settings"),
+    [
+        *OWN,
+        *((section, text) for section in COMMANDS for text in SHARED_FAULTS),
+        *(
+            (section, text)
+            for section in COMMANDS
+            for text in LISTENERS_FAULTS
+            if not section.startswith("spark")
+        ),
+    ],
+)
+def test_a_daemon_and_the_check_refuse_the_same_in_the_same_words(
+    section, settings, tmp_path, capsys
+):
+    access, token, path = (tmp_path / name for name in ("access.toml", "token", "tidemark.toml"))
+    access.write_text(f'[[client]]\nname = "a"\nrole = "read"\ntoken-sha256 = "{"0" * 64}"\n')
+    token.write_text("secret-secret-secret-secret")
+    settings = settings.replace("FILE", str(access)).replace("TOKEN", str(token))
+    path.write_text(f"[{section}]\n{settings}\n")
+    assert main.main(["config", "check", str(path)]) == 1
+    checked = capsys.readouterr().err
+    assert main.main([*COMMANDS[section], "--config", str(path)]) == 1
+    started = capsys.readouterr().err
+    assert started.startswith("[TM:Err")
+    message = started.strip().partition("] ")[2].removeprefix(f"in [{section}]: ")
+    assert message in checked
+
+
+def test_several_faults_are_told_at_the_start_as_they_are_by_the_check(tmp_path, capsys):
+    path = tmp_path / "tidemark.toml"
+    path.write_text(
+        '[capture]\nworkers = 100000\n[log]\nlog-level = "loud"\n[rpc]\nrpc-engine = "x"\n'
+    )
+    assert main.main(["config", "check", str(path)]) == 1
+    checked = capsys.readouterr().err
+    assert main.main(["capture", "--config", str(path)]) == 1
+    started = capsys.readouterr().err
+    assert all(part in checked for part in told(started))
+    assert len(told(started)) == len(told(checked)) == 3
+    assert all(f"in [{section}]: " in checked for section in ("capture", "log", "rpc"))
+
+
+def told(message):
+    """The faults of a message."""
+    return message.strip().partition("] in [")[2].split("; in [")
+
+
+def test_what_only_calls_others_needs_no_certificate_of_its_own(tmp_path, capsys):
+    """A CA alone is for jobs of Spark, and refused by daemons that listen."""
+    Certificates(tmp_path)
+    ca, path = tmp_path / "ca.pem", tmp_path / "tidemark.toml"
+    path.write_text(f'[spark-keep]\n[security]\nca-path = "{ca}"\n')
+    assert main.main(["config", "check", str(path)]) == 0
+    path.write_text(f'[spark-keep]\n[store]\n[security]\nca-path = "{ca}"\n')
+    assert main.main(["config", "check", str(path)]) == 1
+    assert "TLS needs --cert-path and --key-path" in capsys.readouterr().err
