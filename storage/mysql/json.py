@@ -12,13 +12,13 @@ Source: MySQL's json_binary.h, json_dom.cc (Json_wrapper::to_string) and dtoa.cc
 
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Final
 
 from storage.model.errors import CorruptError
 from storage.mysql.schema import Type
-from storage.tidb.json import content, opaque, quoted
+from storage.tidb.json import JsonBytes, opaque, quoted
 from storage.tidb.number import decode_decimal
 from storage.tidb.time import NANOS_PER_MICRO, CoreTime, duration_text
 
@@ -33,6 +33,11 @@ _NUMBERS = {
     _UINT32: struct.Struct("<I"),
     _INT64: struct.Struct("<q"),
     _UINT64: struct.Struct("<Q"),
+}
+_FIXED_BYTES = {
+    _LITERAL: 1,
+    _DOUBLE: 8,
+    **{kind: number.size for kind, number in _NUMBERS.items()},
 }
 _F64 = struct.Struct("<d")
 _I64 = struct.Struct("<q")
@@ -51,43 +56,54 @@ def decode_json(data: bytes) -> str:
         CorruptError: the bytes are not binary JSON.
     """
     try:
-        return _text(data[0], data, 1, _DEPTH_MAX) if data else _LITERALS[0]
+        return _text(data[0], JsonBytes(data), 1, _DEPTH_MAX) if data else _LITERALS[0]
     except (IndexError, struct.error, UnicodeDecodeError, ValueError) as err:
         raise CorruptError(f"binary JSON of {len(data)} bytes is broken: {err}") from err
 
 
-def _text(kind: int, data: bytes, at: int, depth: int) -> str:
+def _text(kind: int, json_bytes: JsonBytes, at: int, depth: int) -> str:
     if depth == 0:
         raise CorruptError(f"binary JSON is nested deeper than {_DEPTH_MAX}")
     if kind in {_SMALL_OBJECT, _LARGE_OBJECT}:
-        return "{" + ", ".join(_members(_Container(kind, data, at), depth)) + "}"
+        return "{" + ", ".join(_members(_Container(kind, json_bytes, at), depth)) + "}"
     if kind in {_SMALL_ARRAY, _LARGE_ARRAY}:
-        container = _Container(kind, data, at)
+        container = _Container(kind, json_bytes, at)
         return (
             "["
             + ", ".join(container.entry(number, depth) for number in range(container.count))
             + "]"
         )
+    if kind in _FIXED_BYTES:
+        json_bytes.take(_FIXED_BYTES[kind])
+        return _fixed(kind, json_bytes.data, at)
+    if kind == _STRING:
+        return _string(json_bytes, at)
+    if kind == _OPAQUE:
+        return _opaque(json_bytes, at)
+    raise CorruptError(f"binary JSON has an unknown type {kind}")
+
+
+def _fixed(kind: int, data: bytes, at: int) -> str:
+    """A value whose type says its size."""
     if kind in _NUMBERS:
         return str(_NUMBERS[kind].unpack_from(data, at)[0])
-    if kind not in _SCALARS:
-        raise CorruptError(f"binary JSON has an unknown type {kind}")
-    return _SCALARS[kind](data, at)
+    return _double(data, at) if kind == _DOUBLE else _LITERALS[data[at]]
 
 
 class _Container:
     """An object or array that begins at `at`."""
 
-    def __init__(self, kind: int, data: bytes, at: int) -> None:
-        self._data, self._at = data, at
+    def __init__(self, kind: int, json_bytes: JsonBytes, at: int) -> None:
+        self._bytes, self._data, self._at = json_bytes, json_bytes.data, at
         self._large = kind in {_LARGE_OBJECT, _LARGE_ARRAY}
         self._size = _U32 if self._large else _U16
-        (self.count,) = self._size.unpack_from(data, at)
+        (self.count,) = self._size.unpack_from(self._data, at)
         self.keys_at = at + 2 * self._size.size
         is_object = kind in {_SMALL_OBJECT, _LARGE_OBJECT}
         self._entries_at = self.keys_at + (
             self.count * (self._size.size + _U16.size) if is_object else 0
         )
+        json_bytes.take(self._entries_at + self.count * (1 + self._size.size) - at)
 
     def key(self, number: int) -> str:
         at = self.keys_at + number * (self._size.size + _U16.size)
@@ -95,17 +111,18 @@ class _Container:
             self._size.unpack_from(self._data, at),
             _U16.unpack_from(self._data, at + self._size.size),
         )
-        return content(self._data, self._at + offset, size).decode()
+        return self._bytes.content(self._at + offset, size).decode()
 
     def entry(self, number: int, depth: int) -> str:
         at = self._entries_at + number * (1 + self._size.size)
         kind = self._data[at]
         inline = {_LITERAL, _INT16, _UINT16} | ({_INT32, _UINT32} if self._large else set())
         if kind in inline:
-            return _text(kind, self._data, at + 1, depth - 1)
+            # It stands in its entry, whose bytes the container has taken.
+            return _fixed(kind, self._data, at + 1)
         return _text(
             kind,
-            self._data,
+            self._bytes,
             self._at + int(self._size.unpack_from(self._data, at + 1)[0]),
             depth - 1,
         )
@@ -130,15 +147,17 @@ def _double(data: bytes, at: int) -> str:
     return f"{'-' * sign}{first}{'.' * bool(rest)}{''.join(rest)}e{point - 1}"
 
 
-def _string(data: bytes, at: int) -> str:
-    size, at = _packed(data, at)
-    return quoted(content(data, at, size).decode())
+def _string(json_bytes: JsonBytes, at: int) -> str:
+    size, begin = _packed(json_bytes.data, at)
+    json_bytes.take(begin - at)
+    return quoted(json_bytes.content(begin, size).decode())
 
 
-def _opaque(data: bytes, at: int) -> str:
-    kind = data[at]
-    size, begin = _packed(data, at + 1)
-    value = content(data, begin, size)
+def _opaque(json_bytes: JsonBytes, at: int) -> str:
+    kind = json_bytes.data[at]
+    size, begin = _packed(json_bytes.data, at + 1)
+    json_bytes.take(begin - at)
+    value = json_bytes.content(begin, size)
     if kind == Type.NEWDECIMAL:
         number, _ = decode_decimal(value)
         return f"{number:f}"
@@ -167,11 +186,3 @@ def _packed(data: bytes, at: int) -> tuple[int, int]:
             return size, at
         if shift > 28:
             raise CorruptError("binary JSON has a size of more than five bytes")
-
-
-_SCALARS: dict[int, Callable[[bytes, int], str]] = {
-    _LITERAL: lambda data, at: _LITERALS[data[at]],
-    _DOUBLE: _double,
-    _STRING: _string,
-    _OPAQUE: _opaque,
-}

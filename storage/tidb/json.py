@@ -63,7 +63,7 @@ def decode_json(data: bytes) -> str:
         CorruptError: the bytes are not binary JSON.
     """
     try:
-        return _text(data[0], data, 1, _DEPTH_MAX)
+        return _text(data[0], JsonBytes(data), 1, _DEPTH_MAX)
     except (IndexError, struct.error, UnicodeDecodeError, ValueError) as err:
         raise CorruptError(f"binary JSON of {len(data)} bytes is broken: {err}") from err
 
@@ -96,35 +96,78 @@ def encode_json(text: str) -> bytes:
     return bytes((code,)) + value
 
 
-def _text(code: int, data: bytes, at: int, depth: int) -> str:
+class JsonBytes:
+    """The bytes of a cell, of which no two values share any.
+
+    Whatever reads takes its bytes first. Offsets of a damaged value that point backwards, or many
+    of which point to the same place, ask for more bytes than there are: they are refused before
+    they cost more time and memory than a value of that size can.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._unread = len(data)
+
+    def take(self, size: int) -> None:
+        """Read so many bytes.
+
+        Raises:
+            CorruptError: fewer are left, so that some would be read twice.
+        """
+        self._unread -= size
+        if self._unread < 0:
+            raise CorruptError(
+                f"binary JSON of {len(self.data)} bytes has values that overlap, or ends within one"
+            )
+
+    def content(self, at: int, size: int) -> bytes:
+        """The `size` bytes of a value at `at`.
+
+        Raises:
+            CorruptError: it is longer than the cell, or overlaps others.
+        """
+        self.take(size)
+        if at + size > len(self.data):
+            raise CorruptError(f"binary JSON of {len(self.data)} bytes ends within a value at {at}")
+        return self.data[at : at + size]
+
+
+def _text(code: int, json_bytes: JsonBytes, at: int, depth: int) -> str:
     if depth == 0:
         raise CorruptError(f"binary JSON is nested deeper than {_DEPTH_MAX}")
     if code == OBJECT:
-        return "{" + ", ".join(_members(data, at, depth)) + "}"
+        return "{" + ", ".join(_members(json_bytes, at, depth)) + "}"
     if code == ARRAY:
-        count, _ = _HEAD.unpack_from(data, at)
+        count, _ = _HEAD.unpack_from(json_bytes.data, at)
+        json_bytes.take(_HEAD.size + count * _ENTRY.size)
         entries = range(at + _HEAD.size, at + _HEAD.size + count * _ENTRY.size, _ENTRY.size)
-        return "[" + ", ".join(_entry(data, at, entry, depth) for entry in entries) + "]"
-    if code in _SCALARS:
-        return _SCALARS[code](data, at)
+        return "[" + ", ".join(_entry(json_bytes, at, entry, depth) for entry in entries) + "]"
+    if code in FIXED_BYTES:
+        json_bytes.take(FIXED_BYTES[code])
+        return _FIXED[code](json_bytes.data, at)
+    if code == STRING:
+        return _string(json_bytes, at)
+    if code == OPAQUE:
+        return _opaque(json_bytes, at)
     raise CorruptError(f"binary JSON has an unknown type {code}")
 
 
-def _members(data: bytes, at: int, depth: int) -> Iterator[str]:
-    count, _ = _HEAD.unpack_from(data, at)
+def _members(json_bytes: JsonBytes, at: int, depth: int) -> Iterator[str]:
+    count, _ = _HEAD.unpack_from(json_bytes.data, at)
+    json_bytes.take(_HEAD.size + count * (_KEY.size + _ENTRY.size))
     keys = at + _HEAD.size
     entries = keys + count * _KEY.size
     for number in range(count):
-        key_at, size = _KEY.unpack_from(data, keys + number * _KEY.size)
-        key = content(data, at + key_at, size).decode()
-        yield f"{quoted(key)}: {_entry(data, at, entries + number * _ENTRY.size, depth)}"
+        key_at, size = _KEY.unpack_from(json_bytes.data, keys + number * _KEY.size)
+        key = json_bytes.content(at + key_at, size).decode()
+        yield f"{quoted(key)}: {_entry(json_bytes, at, entries + number * _ENTRY.size, depth)}"
 
 
-def _entry(data: bytes, container: int, at: int, depth: int) -> str:
-    code, offset = _ENTRY.unpack_from(data, at)
+def _entry(json_bytes: JsonBytes, container: int, at: int, depth: int) -> str:
+    code, offset = _ENTRY.unpack_from(json_bytes.data, at)
     if code == LITERAL:
-        return _literal(data, at + 1)  # stands in place of the offset
-    return _text(code, data, container + offset, depth - 1)
+        return _literal(json_bytes.data, at + 1)  # stands in place of the offset
+    return _text(code, json_bytes, container + offset, depth - 1)
 
 
 def _literal(data: bytes, at: int) -> str:
@@ -144,27 +187,27 @@ def _float_text(value: float) -> str:
     return f"{Decimal(text):f}".removesuffix(".0")
 
 
-def _string(data: bytes, at: int) -> str:
-    size, at = decode_uvarint(data, at)
-    return quoted(content(data, at, size).decode())
+def _string(json_bytes: JsonBytes, at: int) -> str:
+    size, begin = decode_uvarint(json_bytes.data, at)
+    json_bytes.take(begin - at)
+    return quoted(json_bytes.content(begin, size).decode())
 
 
-def _opaque(data: bytes, at: int) -> str:
-    size, begin = decode_uvarint(data, at + 1)
-    return opaque(data[at], content(data, begin, size))
+def _opaque(json_bytes: JsonBytes, at: int) -> str:
+    size, begin = decode_uvarint(json_bytes.data, at + 1)
+    json_bytes.take(begin - at)
+    return opaque(json_bytes.data[at], json_bytes.content(begin, size))
 
 
 def _moment(data: bytes, at: int) -> str:
     return f'"{CoreTime.from_bits(_U64.unpack_from(data, at)[0]).text(_FSP_MAX)}"'
 
 
-_SCALARS: dict[int, Callable[[bytes, int], str]] = {
+_FIXED: dict[int, Callable[[bytes, int], str]] = {
     LITERAL: _literal,
     INT64: lambda data, at: str(_I64.unpack_from(data, at)[0]),
     UINT64: lambda data, at: str(_U64.unpack_from(data, at)[0]),
     FLOAT64: _float,
-    STRING: _string,
-    OPAQUE: _opaque,
     DATE: lambda data, at: f'"{CoreTime.from_bits(_U64.unpack_from(data, at)[0]).date_text()}"',
     DATETIME: _moment,
     TIMESTAMP: _moment,
@@ -217,14 +260,3 @@ def quoted(text: str) -> str:
 def opaque(kind: int, content: bytes) -> str:
     """A value of the column type `kind` that JSON does not have."""
     return f'"base64:type{kind}:{base64.b64encode(content).decode()}"'
-
-
-def content(data: bytes, at: int, size: int) -> bytes:
-    """The `size` bytes of a value at `at`.
-
-    Raises:
-        CorruptError: it is longer than the cell.
-    """
-    if at + size > len(data):
-        raise CorruptError(f"binary JSON of {len(data)} bytes ends within a value at {at}")
-    return data[at : at + size]

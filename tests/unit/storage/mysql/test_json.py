@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
 from storage.mysql.json import decode_json
+from storage.tidb.json import JsonBytes
 
 SCALARS = (
     st.none()
@@ -141,3 +142,58 @@ def test_no_bytes_are_a_null() -> None:
 def test_foreign_bytes_are_read_or_refused_by_an_error_of_ours(data: bytes) -> None:
     with suppress(CorruptError):
         decode_json(data)
+
+
+def array_of(offsets: list[tuple[int, int]], rest: bytes) -> bytes:
+    """A large array of values of these types at these offsets."""
+    entries = b"".join(struct.pack("<BI", *entry) for entry in offsets)
+    return b"\3" + struct.pack("<II", len(offsets), 0) + entries + rest
+
+
+def hostile_values() -> dict[str, bytes]:
+    """By what each asks for, in at most 1 MiB."""
+    count = 100_000
+    text = sized(b"x" * 500_000)
+    after = 8 + 5 * count
+    keys = struct.pack("<II", count, 0)
+    keys += struct.pack("<IH", 8, 0xFFFF) * count + b"\4\0\0\0\0" * count
+    return {
+        "one string, many times": array_of([(12, after)] * count, text),
+        "one large key, many times": b"\1" + keys,
+        "itself, many times": array_of([(3, 0)] * count, b""),
+        "the next one, many times": nested_twice(99),
+        "its own entries": array_of([(2, 8)] * count, b""),
+        "more entries than bytes": b"\3" + struct.pack("<II", 0xFFFFFFFF, 0) + bytes(900_000),
+        "a string beyond the end": array_of([(12, 13)], b"\xff\xff\xff\xff\x0f"),
+        "backwards": array_of([(12, 0)] * count, b""),
+    }
+
+
+def nested_twice(depth: int) -> bytes:
+    """Arrays of two entries, both of which are the next array: 2**depth values."""
+    data, at = b"\3", 1
+    for _ in range(depth):
+        data += struct.pack("<II", 2, 0) + struct.pack("<BI", 3, 18) * 2
+        at += 18
+    return data + struct.pack("<II", 0, 0)
+
+
+@pytest.mark.parametrize("name", hostile_values())
+def test_a_damaged_value_costs_no_more_than_its_size(name: str, monkeypatch) -> None:
+    data = hostile_values()[name]
+    taken: list[int] = []
+    take = JsonBytes.take
+    monkeypatch.setattr(
+        JsonBytes, "take", lambda self, size: (taken.append(size), take(self, size))[1]
+    )
+    with pytest.raises(CorruptError):
+        decode_json(data)
+    # All takes but the last were allowed, and what was read is no more than there is.
+    assert sum(taken[:-1]) <= len(data)
+    assert len(taken) <= len(data) // 4 + 2
+
+
+def test_a_large_sound_value_is_read() -> None:
+    value = {f"key {number}": [number, str(number), 0.5, None, {}] for number in range(3000)}
+    kind, content = encode(value, large=True)
+    assert json.loads(decode_json(bytes((kind,)) + content)) == value

@@ -7,7 +7,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
-from storage.tidb.json import DATE, DATETIME, DURATION, OPAQUE, decode_json, encode_json, json_size
+from storage.tidb.json import (
+    ARRAY,
+    DATE,
+    DATETIME,
+    DURATION,
+    OBJECT,
+    OPAQUE,
+    STRING,
+    decode_json,
+    encode_json,
+    json_size,
+)
+from storage.tidb.number import encode_uvarint
 from tests.unit.storage.tidb.values import JSON_DOCS
 
 
@@ -66,3 +78,14 @@ def test_any_bytes_are_json_or_corrupt(data: bytes) -> None:
 def test_a_container_that_contains_itself_is_corrupt() -> None:
     with pytest.raises(CorruptError):
         decode_json(bytes.fromhex("03010000000d0000000300000000"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "at"), [(ARRAY, 0), (STRING, 8 + 5 * 50_000), (OBJECT, 0), (OPAQUE, 8)]
+)
+def test_values_that_overlap_are_refused_before_they_cost_more_than_their_size(kind, at):
+    count = 50_000
+    entries = struct.pack("<BI", kind, at) * count
+    text = encode_uvarint(100_000) + b"x" * 100_000
+    with pytest.raises(CorruptError, match=r"overlap|ends"):
+        decode_json(bytes((ARRAY,)) + struct.pack("<II", count, 0) + entries + text)
