@@ -77,6 +77,10 @@ class TableMap:
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...]
     """Empty if the table has none, or the log does not tell."""
+    refusal: str = ""
+    """Why its rows cannot be read: a column is of a type that is not known. It has no columns then,
+    and is refused where somebody wants its rows.
+    """
 
     @classmethod
     def parse(cls, body: bytes, *, mariadb: bool) -> "TableMap":
@@ -84,14 +88,18 @@ class TableMap:
 
         Raises:
             CorruptError: it is not one.
-            ColumnUnsupportedError: a column is of a type that is not known.
         """
         reader = Reader(body)
         reader.take(ID_BYTES + 2)
         schema, table = (_name(reader) for _ in range(2))
         types = reader.take(reader.packed())
         metas = Reader(reader.string())
-        columns = [_column(code, metas, f"{schema}.{table}") for code in types]
+        try:
+            columns = [_column(code, metas, f"{schema}.{table}") for code in types]
+        except ColumnUnsupportedError as err:
+            # Not raised here: the log tells of all tables of the server, and this one may be none
+            # of the changefeed's.
+            return cls(schema, table, (), (), err.message)
         nullable = reader.bits(len(columns))
         columns = [
             replace(column, nullable=null) for column, null in zip(columns, nullable, strict=True)
@@ -118,14 +126,25 @@ class TableMap:
     @cached_property
     def is_full(self) -> bool:
         """Whether the log tells all it can (binlog_row_metadata=FULL)."""
-        return all(column.name for column in self.columns)
+        return not self.refusal and all(column.name for column in self.columns)
+
+    def check_readable(self) -> None:
+        """Refuse a table whose rows cannot be read.
+
+        Raises:
+            ColumnUnsupportedError: a column is of a type that is not known.
+        """
+        if self.refusal:
+            raise ColumnUnsupportedError(self.refusal)
 
     def to_table(self, table_id: int, primary_key: Sequence[str] | None = None) -> Table:
         """The table's record, under an id of our own; `primary_key` where the log tells of none.
 
         Raises:
             RowMetadataError: the log does not tell enough.
+            ColumnUnsupportedError: a column is of a type that is not known.
         """
+        self.check_readable()
         if not self.is_full:
             raise RowMetadataError(
                 f"the log does not tell the columns of {self.name}: SET GLOBAL"

@@ -204,6 +204,8 @@ class LogRows:
     def _plan(self, table: SourceTable, table_map: TableMap) -> Plan | None:
         """How rows of this shape are read; None: the table has other columns."""
         key = (table.span.table_id, id(table_map))
+        if table_map.refusal:
+            return None
         if key not in self._plans:
             if len(self._plans) >= SHAPES_MAX:
                 self._plans.clear()

@@ -452,6 +452,7 @@ def definition_of_table_map(
     Hidden columns are left out, unless one of the `known` ones has a column of that name.
     """
     names = {column.name for each in definitions for column in each.columns}
+    table_map.check_readable()
     columns = list(table_map.columns)
     while columns and is_hidden(columns[-1]) and columns[-1].name not in names:
         columns.pop()
