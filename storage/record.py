@@ -26,6 +26,7 @@ _MAGIC_BYTES = struct.pack("<I", _MAGIC)
 _HEADER = struct.Struct("<IBBHII")
 _CHECKED = struct.Struct("<QBBHI")
 _LENGTH, _LENGTH_OFFSET = struct.Struct("<I"), 8
+_KIND_OFFSET = 5
 _WINDOW_BYTES = 1 << 20
 
 Reader = Callable[[int, int], bytes]
@@ -78,10 +79,23 @@ def decode(data: bytes, offset: int) -> Record:
     Raises:
         RecordCorruptError: it is not a good record of that length.
     """
-    record = _good(data[:HEADER_BYTES], data[HEADER_BYTES:], offset)
-    if record is None:
-        raise RecordCorruptError(f"no good record of {len(data)} bytes at offset {offset}")
-    return record
+    payload = payload_at(data, 0, len(data), offset)
+    return Record(offset, len(data), data[_KIND_OFFSET], payload)
+
+
+def payload_at(data: bytes, at: int, length: int, offset: int) -> bytes:
+    """The payload of the record `data[at : at + length]`, which stands at `offset` in its file.
+
+    Raises:
+        RecordCorruptError: it is not a good record of that length.
+    """
+    if length >= HEADER_BYTES and at + length <= len(data):
+        magic, version, kind, zero, size, crc = _HEADER.unpack_from(data, at)
+        payload = data[at + HEADER_BYTES : at + length]
+        is_header = magic == _MAGIC and version == VERSION and zero == 0 and size == len(payload)
+        if is_header and _checksum(payload, offset, kind) == crc:
+            return payload
+    raise RecordCorruptError(f"no good record of {length} bytes at offset {offset}")
 
 
 def scan(read: Reader, start: int, end: int) -> Iterator[Record | Gap]:

@@ -200,7 +200,8 @@ class ValueLog:
             RecordCorruptError: the bytes there are not that record.
             ValueLogOpenError: the disk cannot be read.
         """
-        return record.decode(self._files.read(*pointer), pointer.offset).payload
+        data = self._files.read(*pointer)
+        return record.payload_at(data, 0, pointer.length, pointer.offset)
 
     def read_many(self, pointers: Sequence[Pointer]) -> list[bytes]:
         """The payloads at `pointers`, in their order; what stands close together is read together.
@@ -214,8 +215,7 @@ class ValueLog:
             data = self._files.read(fid, start, end - start)
             for number in run:
                 _, offset, length = pointers[number]
-                at = offset - start
-                payloads[number] = record.decode(data[at : at + length], offset).payload
+                payloads[number] = record.payload_at(data, offset - start, length, offset)
         return payloads
 
     def scan(self, start: Pointer) -> Iterator[tuple[Pointer, bytes] | Skipped]:

@@ -76,6 +76,12 @@ class Waiter(Protocol):
         """The answer."""
 
 
+class Messages(list[bytes]):
+    """Answers of a stream, serialized: a handler that has many at a time yields them together,
+    which costs a tenth of yielding each.
+    """
+
+
 class CallQueue(Protocol):
     """Where a method's calls wait: its `Route`, or a queue that its service has anyway."""
 
@@ -257,9 +263,12 @@ def _handler(method: MethodDescriptor, function: Callable[..., Any]) -> Any:
     served = _streaming(function) if method.server_streaming else function
     kind = message_factory.GetMessageClass(method.input_type)
     guard = _guarded_stream if method.client_streaming else _guarded
-    return make(
-        guard(served, kind, method.full_name), response_serializer=response.SerializeToString
-    )
+    return make(guard(served, kind, method.full_name), response_serializer=_serializer(response))
+
+
+def _serializer(kind: type[Any]) -> Callable[[Any], bytes]:
+    serialize = kind.SerializeToString
+    return lambda message: message if message.__class__ is bytes else serialize(message)
 
 
 def _streaming(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,10 +280,23 @@ def _streaming(function: Callable[..., Any]) -> Callable[..., Any]:
 
     async def call(request: Any, context: Context) -> None:
         await context.send_initial_metadata(())
-        async for message in function(request, context):
-            await context.write(message)
+        async for answer in function(request, context):
+            if isinstance(answer, Messages):
+                await _write_all(context, answer)
+            else:
+                await context.write(answer)
 
     return call
+
+
+async def _write_all(context: Context, messages: Messages) -> None:
+    write_all = getattr(context, "write_all", None)
+    if write_all is not None:
+        await write_all(messages)
+        return
+    # gRPC's own engine takes them one by one.
+    for message in messages:
+        await context.write(message)
 
 
 def _guarded(function: Callable[..., Any], kind: type[Any], method: str) -> Callable[..., Any]:

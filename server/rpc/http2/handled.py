@@ -8,7 +8,7 @@ one of our calls.
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from server.rpc.errors import StatusError, status_of
 from server.rpc.http2.headers import Metadata, RequestHead
-from server.rpc.http2.messages import MessageReader
+from server.rpc.http2.messages import PREFIX_BYTES, MessageReader
 from server.rpc.http2.stream import (
     MAX_UNREAD_BYTES,
     MAX_UNSENT_BYTES,
@@ -29,6 +29,8 @@ from storage.defect import request_error
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 _TURN_BYTES = 64 << 10
+_MESSAGE_COST_BYTES = 64
+"""What an answer counts beyond its bytes, of what one call may write in a turn of the loop."""
 _LEAST_STARTS, _MOST_STARTS = 4, 16
 """Of handlers in one turn of the loop: fewer while turns are slower than `_SLOW_TURN_S`."""
 _SLOW_TURN_S = 0.02
@@ -137,10 +139,28 @@ class HandledCall(Stream):
         """Send one answer; waits while too many of them wait for the peer."""
         serializer = self._handler.response_serializer
         raw = message if serializer is None else serializer(message)
-        self.send_message(raw)
+        await self._write(len(raw).to_bytes(PREFIX_BYTES) + raw, 1)
+
+    async def write_all(self, messages: Sequence[bytes]) -> None:
+        """Send serialized answers, as many in one piece as a turn of the loop may write."""
+        parts: list[bytes] = []
+        size = count = 0
+        for message in messages:
+            parts += (len(message).to_bytes(PREFIX_BYTES), message)
+            size += len(message)
+            count += 1
+            if size > _TURN_BYTES:
+                await self._write(b"".join(parts), count)
+                parts = []
+                size = count = 0
+        if parts:
+            await self._write(b"".join(parts), count)
+
+    async def _write(self, messages: bytes, count: int) -> None:
+        self.send_messages(messages, count)
         if self.finishing:
             raise grpc.aio.AbortError("the call is over: its answers are not read")
-        self._turn_bytes += len(raw) + 64
+        self._turn_bytes += len(messages) + _MESSAGE_COST_BYTES * count
         # A handler whose answers always find room would never let go of the loop.
         if self._turn_bytes > _TURN_BYTES:
             self._turn_bytes = 0
@@ -275,6 +295,10 @@ class Context(grpc.aio.ServicerContext[Any, Any]):
     async def write(self, message: Any) -> None:
         """Send one answer; waits while the peer does not take them."""
         await self._call.write(message)
+
+    async def write_all(self, messages: Sequence[bytes]) -> None:
+        """Send serialized answers, many in one piece; waits while the peer does not take them."""
+        await self._call.write_all(messages)
 
     async def send_initial_metadata(
         self, initial_metadata: Iterable[tuple[str, str | bytes]]

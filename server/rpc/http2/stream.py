@@ -245,10 +245,14 @@ class Stream(ABC):
 
     def send_message(self, message: bytes) -> None:
         """One message, now or when the peer has room."""
+        self.send_messages(len(message).to_bytes(PREFIX_BYTES) + message, 1)
+
+    def send_messages(self, messages: bytes, count: int) -> None:
+        """So many messages, each behind its prefix, now or when the peer has room."""
         if self.finishing:
             return
         connection = self.connection
-        size = len(message) + PREFIX_BYTES
+        size = len(messages)
         # A single answer of any size is sent; only what comes on top of unread ones is bounded.
         if connection.unsent_bytes and connection.unsent_bytes + size > connection.max_unsent_bytes:
             self.finish(
@@ -256,17 +260,16 @@ class Stream(ABC):
             )
             return
         self.send_head()
-        connection.answers += 1
+        connection.answers += count
         if self._unsent or size > min(
             self.window, connection.window, connection.room, DEFAULT_WINDOW // 4
         ):
-            self._queue(len(message).to_bytes(PREFIX_BYTES) + message)
+            self._queue(messages)
             return
         self.window -= size
         connection.window -= size
         connection.room -= size + FRAME_COST_BYTES
-        header = HEADER.pack(size << 8 | DATA, 0, self.number)
-        connection.send(b"%b%b%b" % (header, len(message).to_bytes(PREFIX_BYTES), message))
+        connection.send(HEADER.pack(size << 8 | DATA, 0, self.number) + messages)
 
     def finish(
         self,

@@ -57,6 +57,32 @@ def test_any_flipped_bit_is_noticed(payload: bytes, offset: int, data: st.DataOb
         record.decode(bytes(good), offset)
 
 
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=6), st.integers(0, 1000), st.data())
+def test_one_of_many_records_in_a_buffer_is_read_and_each_flipped_bit_of_it_noticed(
+    payloads: list[bytes], start: int, data: st.DataObject
+) -> None:
+    buffer, records = laid_out(payloads, start)
+    chosen = data.draw(st.sampled_from(records))
+    at = chosen.offset - start
+    assert record.payload_at(buffer, at, chosen.length, chosen.offset) == chosen.payload
+    damaged = bytearray(buffer)
+    bit = data.draw(st.integers(0, chosen.length * 8 - 1))
+    damaged[at + bit // 8] ^= 1 << bit % 8
+    with pytest.raises(RecordCorruptError):
+        record.payload_at(bytes(damaged), at, chosen.length, chosen.offset)
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=3), st.integers(0, 200), st.data())
+def test_another_place_or_length_than_that_of_a_record_is_damage(
+    payloads: list[bytes], length: int, data: st.DataObject
+) -> None:
+    buffer, records = laid_out(payloads)
+    at = data.draw(st.integers(0, len(buffer)))
+    if (at, length) not in [(each.offset, each.length) for each in records]:
+        with pytest.raises(RecordCorruptError):
+            record.payload_at(buffer, at, length, at)
+
+
 @given(st.lists(st.binary(max_size=60), max_size=20))
 def test_a_scan_finds_all_records(payloads: list[bytes]) -> None:
     data, records = laid_out(payloads)

@@ -12,7 +12,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2 as tikvpb
 
 from server.rpc.client import connect
-from server.rpc.front import Answer
+from server.rpc.front import Answer, Messages
 from server.rpc.server import RpcServer
 from storage.model.errors import InvalidError
 
@@ -164,6 +164,29 @@ async def test_a_client_that_leaves_interrupts_the_handler(how: str) -> None:
             await channel.close()
         async with asyncio.timeout(60):
             await interrupted.wait()
+
+
+async def test_many_answers_yielded_together_arrive_one_by_one_and_in_order() -> None:
+    sizes = [0, 1, 300, 20_000, 70_000, 300_000, 0, 5] + [100] * 3000
+    answers = [
+        BatchResponse(request_ids=range(number, number + size // 8))
+        for number, size in enumerate(sizes)
+    ]
+
+    async def stream(requests: Any, _: Any) -> AsyncIterator[Any]:
+        async for _request in requests:
+            yield Messages(answer.SerializeToString() for answer in answers)
+            yield BatchResponse(request_ids=[7])
+            yield Messages()
+
+    async with serving(stream=stream) as channel:
+        call = commands(channel)()
+        for _ in range(2):
+            await call.write(BatchRequest())
+            assert [await call.read() for _ in answers] == answers
+            assert (await call.read()).request_ids == [7]
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
 
 
 async def test_large_messages_pass_both_ways() -> None:

@@ -20,7 +20,7 @@ from kvproto import tikvpb_pb2 as tikvpb
 from server.rpc.client import connect
 from server.rpc.config import Engine, EngineError, Limits, RpcConfig, choose, chosen
 from server.rpc.credentials import CredentialsError, SecurityConfig
-from server.rpc.front import Answer
+from server.rpc.front import Answer, Messages
 from server.rpc.http2 import frames
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.link import Link
@@ -80,6 +80,28 @@ async def test_a_reader_that_does_not_read_holds_its_writer_up_and_nobody_else()
                 len(tikvpb.BatchCommandsResponse.FromString(await call.read()).request_ids)
                 == 1 << 14
             )
+        call.cancel()
+
+
+async def test_many_answers_at_a_time_are_held_up_like_single_ones() -> None:
+    written = 0
+
+    class Endless:
+        async def BatchCommands(self, _requests: Any, _: Any) -> AsyncIterator[Any]:
+            nonlocal written
+            answer = tikvpb.BatchCommandsResponse(request_ids=range(1 << 12)).SerializeToString()
+            while True:
+                yield Messages([answer] * 100)
+                written += 100
+
+    async with serving(servicer=Endless()) as bound, connect(bound) as channel:
+        call = channel.stream_stream(COMMANDS)()
+        before = -1
+        while written != before:
+            before = written
+            await asyncio.sleep(0.1)
+        assert written < 40_000
+        assert await get(channel) == b"k"
         call.cancel()
 
 

@@ -1,6 +1,7 @@
 import base64
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tipb import binlog_pb2
 
-from storage.pump.binlog import BinlogInvalidError, Kind, fake, join, parse
+from storage.pump.binlog import BinlogInvalidError, Kind, _join_fields, fake, join, parse
 
 TIDB = Path(__file__).parents[3] / "golden" / "tidb" / "binlogs.jsonl.gz"
 
@@ -132,6 +133,60 @@ def test_a_joined_commit_is_the_commit_with_the_rows_of_its_prewrite(
             setattr(expected, field, getattr(prewrite, field))
     joined = join(commit.SerializeToString(), prewrite.SerializeToString())
     assert joined == expected.SerializeToString()
+
+
+def field(number: int) -> st.SearchStrategy[bytes]:
+    """One field of a binlog as some encoder may write it: numbers in more bytes than they need."""
+    if number in (1, 2, 3, 7, 8):
+        values = st.integers(0, (1 << 64) - 1).flatmap(
+            lambda value: st.sampled_from([encoded(value), padded(encoded(value))])
+        )
+        return values.map(lambda value: bytes([number << 3]) + value)
+    return st.binary(max_size=200).flatmap(
+        lambda data: st.sampled_from([encoded(len(data)), padded(encoded(len(data)))]).map(
+            lambda size: bytes([number << 3 | 2]) + size + data
+        )
+    )
+
+
+def encoded(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def padded(varint: bytes) -> bytes:
+    return varint if len(varint) == 10 else varint[:-1] + bytes([varint[-1] | 0x80, 0])
+
+
+known = st.lists(st.integers(1, 8).flatmap(field), max_size=8).map(b"".join)
+unknown = st.sampled_from([b"", b"\x48\x07", b"\x82\x01\x02ab"])
+
+
+@given(known, known, unknown)
+def test_fields_in_any_order_are_joined_as_those_in_their_order(
+    commit: bytes, prewrite: bytes, beyond: bytes
+) -> None:
+    assert join(commit, prewrite) == _join_fields(commit, prewrite)
+    assert join(commit + beyond, prewrite) == _join_fields(commit + beyond, prewrite)
+    assert join(commit, prewrite + beyond) == _join_fields(commit, prewrite + beyond)
+
+
+@given(prewrites, st.integers(0, 500))
+def test_a_cut_prewrite_is_joined_as_its_fields_are_or_refused_as_they_are(
+    message: binlog_pb2.Binlog, cut: int
+) -> None:
+    commit, prewrite = b"\x08\x01\x10\x05\x18\x07", message.SerializeToString()[:cut]
+    assert outcome_of(join, commit, prewrite) == outcome_of(_join_fields, commit, prewrite)
+
+
+def outcome_of(joining: Callable[[bytes, bytes], bytes], commit: bytes, prewrite: bytes) -> object:
+    try:
+        return joining(commit, prewrite)
+    except BinlogInvalidError as err:
+        return str(err)
 
 
 def test_every_binlog_of_a_real_tidb_is_read_and_joined_byte_for_byte() -> None:
