@@ -5,7 +5,8 @@ into the index.
    acknowledges them, and passes them to the `IndexQueue`, in this order. There is no timer: while
    one group is on its way to the disk, the next one gathers.
 2. `Indexer` feeds the index from the queue while the index keeps up, and from the log when it did
-   not (tidb-binlog's SlowChaser). A stalled or failing index delays readers, never writers: what is
+   not (tidb-binlog's SlowChaser). Groups gather for `GATHER_SECONDS` before they go into the index:
+   only readers wait for that. A stalled or failing index delays readers, never writers: what is
    acknowledged is in the log, and the index is derived from it. After a failed write the state of
    the index in memory is unknown, so it is loaded again and fed from its handle, as after a
    restart. When the daemon stops, it does not finish catching up: the next start replays the rest.
@@ -39,7 +40,9 @@ GROUPS_MAX = 64
 SLOW_SECONDS = 3.0
 RETRY_SECONDS = 1.0
 CATCH_UP_SECONDS = 1.0
+GATHER_SECONDS = 0.002
 REPLAY_BATCH = 1024
+"""Binlogs that go into the index in one write, or with the group that brings them to so many."""
 _READERS = 4
 T = TypeVar("T")
 IndexedRecord: TypeAlias = tuple[Pointer, Entry]
@@ -118,25 +121,33 @@ class IndexQueue:
 
     async def put(self, group: Group) -> None:
         """Add a group; waits for room at most `slow_seconds`, then falls behind."""
-        try:
-            async with asyncio.timeout(self._slow_seconds):
-                while len(self._groups) >= GROUPS_MAX and not self.behind:
-                    await self._wait_for_change()
-        except TimeoutError:
-            self.behind = True
+        if len(self._groups) >= GROUPS_MAX and not self.behind:
+            await self._wait_for_room()
         self.end = group.end
         if not self.behind:
             self._groups.append(group)
         self._notify()
 
     async def get(self) -> Group | None:
-        """The next group; None when there is none in the queue, and it is behind or closed."""
+        """The next groups as one; None when there is none in the queue, and it is behind or closed.
+
+        Waits `GATHER_SECONDS` for more: each write into the index wakes another thread, and that
+        one this loop, which costs more than the entries of a binlog or two.
+        """
         while not (self._groups or self.behind or self.closed):
             await self._wait_for_change()
-        if not self._groups:
+        if not (self.behind or self.closed):
+            await asyncio.sleep(GATHER_SECONDS)
+        entries: list[Entry] = []
+        pointers: list[Pointer] = []
+        while self._groups and len(entries) < REPLAY_BATCH:
+            group = self._groups.popleft()
+            entries += group.entries
+            pointers += group.pointers
+        if not entries:
             return None
         self._notify()
-        return self._groups.popleft()
+        return Group(entries, pointers)
 
     def fall_behind(self) -> None:
         """Empty the queue: the consumer will read from the log."""
@@ -155,6 +166,14 @@ class IndexQueue:
         """No group will follow."""
         self.closed = True
         self._notify()
+
+    async def _wait_for_room(self) -> None:
+        try:
+            async with asyncio.timeout(self._slow_seconds):
+                while len(self._groups) >= GROUPS_MAX and not self.behind:
+                    await self._wait_for_change()
+        except TimeoutError:
+            self.behind = True
 
     async def _wait_for_change(self) -> None:
         changed = self._changed
@@ -277,26 +296,54 @@ class GroupCommit:
                 binlogs += begun
         if not writers:
             return
+        pointers = await self._append(writers, binlogs)
+        if pointers:
+            await self._index_queue.put(Group([binlog[:3] for binlog in binlogs], pointers))
+
+    async def _append(self, writers: list[Writer], binlogs: list[Binlog]) -> list[Pointer]:
+        """Put a group into the log and answer its writers; where it stands, or nothing."""
         payloads = [binlog.payload for binlog in binlogs]
         max_ts = max(binlog.ts for binlog in binlogs)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        # What a cancelled append leaves behind is unknown, so its writers get an error.
-        failure: TidemarkError | None = _stopping()
-        pointers: list[Pointer] = []
+        appended: asyncio.Future[list[Pointer]] = loop.create_future()
+
+        def in_thread() -> None:
+            outcome: list[Pointer] | BaseException
+            try:
+                outcome = self._log.append(payloads, max_ts)
+            except BaseException as err:  # noqa: BLE001 - raised in the task that waits for it
+                outcome = err
+            loop.call_soon_threadsafe(in_loop, outcome)
+
+        def in_loop(outcome: list[Pointer] | BaseException) -> None:
+            # What a cancelled append leaves behind is unknown; its writers have got their error.
+            if appended.done():
+                return
+            # Writers are answered here, two turns of the loop before the task below goes on, and
+            # before the index has the group: a binlog in the log is durable, and the index can be
+            # rebuilt from the log.
+            try:
+                if isinstance(outcome, list):
+                    self.written += len(binlogs)
+                    self.observe(loop.time() - began, len(binlogs), sum(map(len, payloads)))
+                    self._answer(writers, None)
+                elif isinstance(outcome, TidemarkError):
+                    self._answer(writers, outcome)
+                    outcome = []
+            except BaseException as err:  # noqa: BLE001 - as above
+                outcome = err
+            if isinstance(outcome, list):
+                appended.set_result(outcome)
+            else:
+                appended.set_exception(outcome)
+
+        self._thread.submit(in_thread)
         try:
-            pointers = await loop.run_in_executor(self._thread, self._log.append, payloads, max_ts)
-            failure = None
-            self.written += len(binlogs)
-            self.observe(loop.time() - began, len(binlogs), sum(map(len, payloads)))
-        except TidemarkError as err:
-            failure = err
-        finally:
-            # Writers are answered before the index has the group: a binlog in the log is durable,
-            # and the index can be rebuilt from the log.
-            self._answer(writers, failure)
-        if pointers:
-            await self._index_queue.put(Group([binlog[:3] for binlog in binlogs], pointers))
+            return await appended
+        except BaseException:
+            self._answer(writers, _stopping())
+            raise
 
     @staticmethod
     def _answer(writers: Sequence[Writer], failure: TidemarkError | None) -> None:

@@ -110,6 +110,36 @@ async def test_a_closed_commit_stores_what_waits_and_refuses_the_rest() -> None:
                 await group_commit.write([binlog(2)])
 
 
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_writers_of_an_append_that_nobody_knows_the_end_of_get_an_error(
+    cancelled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = Disk()
+
+    def broken(_payloads: object, _max_ts: int) -> None:
+        assert disk.released.wait(60)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(disk.log, "append", broken)
+    with ThreadPoolExecutor(1) as thread:
+        group_commit = GroupCommit(disk.log, thread, disk.index_queue)
+        writer = asyncio.create_task(group_commit.write([binlog(1)]))  # noqa: TID251
+        running = asyncio.create_task(group_commit.run())  # noqa: TID251
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if cancelled:
+            running.cancel()
+        else:
+            disk.released.set()
+        with pytest.raises(PumpClosedError):
+            await writer
+        with pytest.raises(asyncio.CancelledError if cancelled else ZeroDivisionError):
+            await running
+        disk.released.set()
+    assert group_commit.written == 0
+
+
 async def _refusal(group_commit: GroupCommit) -> str:
     with pytest.raises(UnavailableError) as caught:
         await group_commit.write([binlog(1)])

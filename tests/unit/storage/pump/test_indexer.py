@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -132,14 +133,34 @@ def group(number: int) -> Group:
     return Group([(0, number, 0)], [Pointer(0, 10 * number, 10)])
 
 
+def joined(numbers: Iterable[int]) -> Group:
+    groups = [group(number) for number in numbers]
+    return Group(
+        [entry for each in groups for entry in each.entries],
+        [pointer for each in groups for pointer in each.pointers],
+    )
+
+
+async def test_groups_that_wait_are_taken_as_one_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("storage.pump.write_pipeline.REPLAY_BATCH", 3)
+    queue = IndexQueue(Pointer(0, 0, 0))
+    for number in range(7):
+        await queue.put(group(number))
+    queue.close()
+    assert await queue.get() == joined(range(3))
+    assert await queue.get() == joined(range(3, 6))
+    assert await queue.get() == group(6)
+    assert await queue.get() is None
+
+
 async def test_a_queue_that_resumes_goes_on_exactly_where_it_said() -> None:
     queue = IndexQueue(Pointer(0, 0, 0), slow_seconds=0.0)
     for number in range(GROUPS_MAX + 3):
         await queue.put(group(number))
     assert queue.behind
-    assert [await queue.get() for _ in range(GROUPS_MAX)] == [
-        group(number) for number in range(GROUPS_MAX)
-    ]
+    assert await queue.get() == joined(range(GROUPS_MAX))
     assert await queue.get() is None
     assert queue.resume() == Pointer(0, 10 * (GROUPS_MAX + 3), 0)
     await queue.put(group(GROUPS_MAX + 3))
