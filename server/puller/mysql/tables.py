@@ -22,7 +22,7 @@ from typing import Final
 
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.mysql.ddl.column_types import Collations, LostError
-from server.puller.mysql.ddl.definition import Definition, row_key
+from server.puller.mysql.ddl.definition import UNTOLD, Definition, row_key
 from server.puller.mysql.ddl.statement import Action, Kind, Statement, Verb
 from server.puller.mysql.ddl.tracker import Context, Tracked, altered, copied, created, faults_of
 from server.puller.mysql.ddl.tree import AlterTable, CreateTable, Dml, TableName
@@ -453,7 +453,7 @@ def definition_of_table_map(
     """
     names = {column.name for each in definitions for column in each.columns}
     table_map.check_readable()
-    columns = list(table_map.columns)
+    columns = [replace(column, generated=UNTOLD) for column in table_map.columns]
     while columns and is_hidden(columns[-1]) and columns[-1].name not in names:
         columns.pop()
     places = {column.name: column for column in columns}

@@ -49,6 +49,10 @@ _GEOMETRIES: Final = frozenset(
 )
 _ELEM = re.compile(r"'((?:[^']|'')*)'")
 _SET_BYTES = (1, 1, 2, 3, 4, 8, 8, 8, 8)
+UNTOLD: Final = "?"
+"""In the place of a column's expression: whether it has one is not known, as the column came with
+rows of the log, which do not say it.
+"""
 _COMPRESSED = {Type.VARCHAR: Type.VARCHAR_COMPRESSED, Type.BLOB: Type.BLOB_COMPRESSED}
 
 
@@ -91,7 +95,8 @@ class Definition:
                 free += 1
             else:
                 held = was.held if was == column else None
-                generated = column.generated or (was.generated if self.indexes is None else "")
+                untold = column.generated == UNTOLD
+                generated = was.generated if untold else column.generated
                 columns.append(replace(column, id=was.id, held=held, generated=generated))
         return replace(self, columns=tuple(columns), next_column_id=free)
 

@@ -234,6 +234,8 @@ def _float(column: Column, literal: Literal) -> float:
 
 
 def _number(literal: Literal) -> Decimal:
+    if literal.charset and literal.sort in ("hex", "bits"):
+        raise ValueError("the bytes of a string")
     if literal.sort == "hex":
         return Decimal(int(literal.text or "0", 16))
     if literal.sort == "bits":
@@ -275,7 +277,7 @@ def _year(literal: Literal) -> int:
         if not 1901 <= number <= 2155:
             raise ValueError("out of range")
         return number
-    if number == 0 and (literal.sort == "number" or len(literal.text) > 2):
+    if number == 0 and (literal.sort == "number" or len(literal.text) == 4):  # '000' is 2000
         return 0
     return number + (2000 if number < 70 else 1900)
 

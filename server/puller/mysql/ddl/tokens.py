@@ -77,6 +77,8 @@ class Token(NamedTuple):
     text: str
     begin: int
     end: int
+    is_quoted: bool = False
+    """Of a hexadecimal literal: X'31', not 0x31."""
 
     def is_word(self, *words: str) -> bool:
         """Whether it is one of these keywords, which are in upper case."""
@@ -206,7 +208,8 @@ class _Lexer:
         if not after_dot:
             for sort, pattern in ((Sort.HEX, _HEX), (Sort.BITS, _BITS)):
                 if (match := pattern.match(query, at)) and not _goes_on(query, match):
-                    return Token(sort, match[1] or match[2] or "", at, match.end())
+                    is_quoted = match[2] is not None
+                    return Token(sort, match[1] or match[2] or "", at, match.end(), is_quoted)
             number = _NUMBER.match(query, at)
             if number and not _goes_on(query, number) and not self._names_part(char):
                 return Token(Sort.NUMBER, number[0], at, number.end())

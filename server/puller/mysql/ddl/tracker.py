@@ -11,7 +11,7 @@ Invariants:
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -22,6 +22,7 @@ from server.puller.mysql.ddl.column_types import (
     column_of_definition,
 )
 from server.puller.mysql.ddl.definition import (
+    UNTOLD,
     TableKeys,
     row_key,
     with_names_of,
@@ -54,6 +55,8 @@ from storage.mysql.charset import BINARY
 from storage.mysql.schema import STRINGS, Column, Index, Table, Type
 
 TRANSACTIONAL: Final = frozenset({"innodb", "rocksdb", "tokudb"})
+VERSIONED: Final = "it is system-versioned, so its log has rows of the past"
+"""Why such a table cannot be replicated."""
 _TEXTS: Final = STRINGS | {Type.ENUM, Type.SET}
 _WORD: Final = re.compile(r"[\w$]+")
 
@@ -191,7 +194,7 @@ class _Alter:
         if len(set(names)) < len(names) or not columns:
             raise LostError("two columns have one name, or none is left")
         columns = self._converted(columns)
-        self._check_computed()
+        self._check_computed(names)
         self._check_primary(columns)
         indexes = self._indexes()
         if self._tree.ignore and self._drops_rows():
@@ -258,7 +261,13 @@ class _Alter:
             if name in self._dropped:
                 continue
             if change is None:
-                columns.append(replace(column, name=self._renamed.get(name, column.name)))
+                columns.append(
+                    replace(
+                        column,
+                        name=self._renamed.get(name, column.name),
+                        generated=self._with_new_names(column.generated),
+                    )
+                )
             elif change.position is None:
                 columns.append(made[id(change)])
         for each in self._new:
@@ -267,6 +276,13 @@ class _Alter:
             elif isinstance(each, AddColumn):
                 columns.append(made[id(each)])
         return columns
+
+    def _with_new_names(self, expression: str) -> str:
+        """What a generated column is computed from, by the names that the columns have now: the
+        server writes them into its expression, too.
+        """
+        names = {old: new for old, new in self._names().items() if new is not None}
+        return _renamed(expression, {old: new for old, new in names.items() if old != new.lower()})
 
     def _made(self, spec: AddColumn | ChangeColumn) -> Column:
         column = _column(spec.column, self._usual, self._context)
@@ -338,17 +354,21 @@ class _Alter:
                 self._unclear.append(f"column {column.name}: {why}")
         return converted
 
-    def _check_computed(self) -> None:
-        """Generated columns that stay as they are hold other values once what they are computed
-        from is another: its length in bytes, its digits, its collation, its DEFAULT.
+    def _check_computed(self, names: Sequence[str]) -> None:
+        """Generated columns whose expressions stay as they are hold other values once what they are
+        computed from is another: its length in bytes, its digits, its collation, its DEFAULT, or
+        another column that has the name of a dropped one (`names` are those of all columns).
         """
-        specs, changed = self._tree.specs, set(self._changed)
+        specs, changed = self._tree.specs, {*self._changed, *self._dropped.intersection(names)}
         if any(isinstance(spec, Charset) and spec.converts for spec in specs):
             changed |= {name for name, column in self._old.items() if column.type in _TEXTS}
         if SETS_DEFAULT in specs:
             changed.add("default")
-        for name, column in self._old.items():
-            if column.generated and name not in self._dropped | self._changed.keys():
+        kept = [column for name, column in self._old.items() if name not in self._dropped]
+        if changed and any(column.generated == UNTOLD for column in kept):
+            self._unclear.append("whether columns are computed from what is changed is not known")
+        for column in kept:
+            if column.generated:
                 of = sorted(each for each in changed if _names(column.generated, each))
                 if of:
                     why = f"column {column.name} is computed from {', '.join(of)}"
@@ -441,6 +461,17 @@ def _names(expression: str, word: str) -> bool:
     return word in (re.findall(r"[\w$]+", text) if _WORD.fullmatch(word) else text)
 
 
+def _renamed(expression: str, names: Mapping[str, str]) -> str:
+    """An expression with other names in it, all put there at once."""
+    if not expression or not names:
+        return expression
+    words = [
+        rf"(?<![\w$]){re.escape(name)}(?![\w$])" if _WORD.fullmatch(name) else re.escape(name)
+        for name in sorted(names, key=len, reverse=True)
+    ]
+    return re.sub("|".join(words), lambda each: names[each[0].lower()], expression, flags=re.I)
+
+
 def _column(definition: ColumnDef, usual: int, context: Context) -> Column:
     column = column_of_definition(
         definition, usual, context.collations, mariadb=context.dialect.mariadb
@@ -519,9 +550,8 @@ def _table_collation(specs: Sequence[Spec], before: int, context: Context) -> in
 
 def faults_of(tree: CreateTable) -> tuple[str, ...]:
     """Why a table that is made like this cannot be replicated, wherever its columns come from."""
-    return _faults(
-        tree.options, [*tree.keys, *(key for column in tree.columns for key in column.keys)]
-    )
+    specs: list[Spec] = [*tree.options, *(AddColumn(column) for column in tree.columns)]
+    return _faults(specs, [*tree.keys, *(key for column in tree.columns for key in column.keys)])
 
 
 def _faults(specs: Sequence[Spec], keys: Sequence[Key]) -> tuple[str, ...]:
@@ -532,8 +562,25 @@ def _faults(specs: Sequence[Spec], keys: Sequence[Key]) -> tuple[str, ...]:
                 f"its engine {spec.name} knows no transactions; ALTER TABLE … ENGINE=InnoDB"
             )
         if isinstance(spec, Versioning) and spec.adds:
-            faults.append("it is system-versioned, so its log has rows of the past")
-    return tuple(faults)
+            faults.append(VERSIONED)
+        if isinstance(spec, AddColumn | ChangeColumn):
+            faults += [VERSIONED] if spec.column.versioned else []
+            faults += _faults_of_type(spec.column)
+    return tuple(dict.fromkeys(faults))
+
+
+def _faults_of_type(column: ColumnDef) -> Sequence[str]:
+    if (column.type.base, column.type.length) != ("year", 2):
+        return ()
+    return [year_fault(column.name)]
+
+
+def year_fault(column: str) -> str:
+    """Why a table with a YEAR(2) of MariaDB cannot be replicated, and what to do."""
+    return (
+        f"column {column} is a YEAR(2), of which the log has four digits and a SELECT two; ALTER "
+        f"TABLE … MODIFY {column} YEAR(4)"
+    )
 
 
 def cascade_fault(foreign_key: str) -> str:

@@ -90,6 +90,8 @@ class ColumnDef:
     """The keys that the column declares itself, and foreign keys (REFERENCES)."""
     row_period: bool = False
     """The begin or end of system versioning."""
+    versioned: bool = False
+    """WITH SYSTEM VERSIONING: in CREATE TABLE one such column makes the table versioned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from server.puller.mysql.ddl.column_types import Collations
 from server.puller.mysql.ddl.definition import Definition, column_of, row_key
-from server.puller.mysql.ddl.tracker import TRANSACTIONAL, cascade_fault
+from server.puller.mysql.ddl.tracker import TRANSACTIONAL, VERSIONED, cascade_fault, year_fault
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.connection import Session
 from server.puller.mysql.session.errors import MySqlPrivilegeError, MySqlStatementError
@@ -217,13 +217,14 @@ def _definition(
     if engine.lower() not in TRANSACTIONAL:
         faults.append(f"its engine {engine} knows no transactions; ALTER TABLE … ENGINE=InnoDB")
     if kind == "SYSTEM VERSIONED":
-        faults.append("it is system-versioned, so its log has rows of the past")
+        faults.append(VERSIONED)
     for row in rows:
         column = column_of(dict(zip(_NAMES, row, strict=True)), collations)
         if column is None:
             faults.append(f"column {row[2]} has the type {row[4]}, which is not known")
         else:
             columns.append(column)
+            faults += [year_fault(column.name)] if row[4] == "year(2)" else []
     key, number = row_key(columns, indexes), collations.get(str(collation), 0)
     return Definition(name, tuple(columns), key, engine, tuple(faults), indexes, number)
 

@@ -325,10 +325,9 @@ class ColumnReader(TypeReader, KeyReader):
         return column
 
     def _versioned(self, column: ColumnDef) -> ColumnDef:
-        if not (
-            self.skip("WITH", "SYSTEM", "VERSIONING")
-            or self.skip("WITHOUT", "SYSTEM", "VERSIONING")
-        ):
+        if self.skip("WITH", "SYSTEM", "VERSIONING"):
+            return replace(column, versioned=True)
+        if not self.skip("WITHOUT", "SYSTEM", "VERSIONING"):
             raise NotUnderstoodError("WITH is of system versioning")
         return column
 
@@ -372,6 +371,9 @@ class ColumnReader(TypeReader, KeyReader):
             return Literal("null") if is_null else Literal("string", text, introducer)
         if token.sort in (Sort.NUMBER, Sort.HEX, Sort.BITS):
             self.at += 1
+            if token.sort is Sort.HEX and token.is_quoted and self.dialect.mariadb:
+                # X'31' is the text '1' to a MariaDB, also where a number is wanted; 0x31 is 49
+                introducer = introducer or "binary"
             return Literal(token.sort.value, token.text, introducer)
         if token.is_word("NULL", "TRUE", "FALSE"):
             self.at += 1

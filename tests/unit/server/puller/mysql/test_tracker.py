@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from server.puller.mysql.ddl.column_types import Collations, LostError
+from server.puller.mysql.ddl.definition import UNTOLD
 from server.puller.mysql.ddl.statement import read_statement
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tracker import Context, Tracked, altered, created
@@ -242,6 +243,11 @@ def test_a_column_added_with_the_primary_key_holds_no_null() -> None:
         ("c INT, v INT, l INT AS (v * 2)", "MODIFY c BIGINT, ALTER v SET DEFAULT 5", False),
         ("c INT, l INT AS (c * 2)", "RENAME COLUMN c TO d, ADD x INT DEFAULT 5", False),
         ("c INT, l INT AS (c * 2)", "DROP l, MODIFY c BIGINT", False),
+        ("c INT, l INT AS (c * 2)", "DROP c, ADD c INT DEFAULT 7", True),
+        ("c INT, d INT, l INT AS (c * 2)", "DROP c, RENAME COLUMN d TO c", True),
+        ("c INT, l INT AS (c * 2)", "RENAME COLUMN c TO d, ADD c INT DEFAULT 7", False),
+        ("c VARCHAR(9) CHARSET latin1, l INT AS (LENGTH(c))", "MODIFY c VARCHAR(9), MODIFY l INT AS (LENGTH(c))", True),
+        ("c INT, l INT AS (c * 2)", "MODIFY c INT, MODIFY l INT AS (c * 2) COMMENT 'x'", True),
     ],
 )  # fmt: skip
 def test_what_is_computed_from_a_changed_column_is_read_again(
@@ -249,6 +255,36 @@ def test_what_is_computed_from_a_changed_column_is_read_again(
 ) -> None:
     tracked = after(f"id INT PRIMARY KEY, {columns}", f"ALTER TABLE t {statement}")
     assert bool(tracked.unclear) is unclear, tracked.unclear
+
+
+@pytest.mark.parametrize(
+    ("columns", "renames", "statement"),
+    [
+        ("c VARCHAR(9) CHARSET latin1, l INT AS (LENGTH(`C`))", "RENAME COLUMN c TO d", "MODIFY d VARCHAR(9)"),
+        ("c FLOAT, l TEXT AS (CONCAT(c, 'cc')) STORED", "CHANGE c d FLOAT", "MODIFY d DOUBLE"),
+        ("`c-d` FLOAT, l TEXT AS (CONCAT(`c-d`))", "RENAME COLUMN `c-d` TO `e-f`", "MODIFY `e-f` DOUBLE"),
+        ("c FLOAT, d INT, l TEXT AS (CONCAT(c))", "RENAME COLUMN c TO d, RENAME COLUMN d TO c", "MODIFY d DOUBLE"),
+    ],
+)  # fmt: skip
+def test_what_is_computed_from_a_renamed_column_follows_it(
+    columns: str, renames: str, statement: str
+) -> None:
+    tracked = after(
+        f"id INT PRIMARY KEY, {columns}", f"ALTER TABLE t {renames}", f"ALTER TABLE t {statement}"
+    )
+    why = tracked.unclear
+    assert any(each.startswith("column l is computed from ") for each in why), why
+
+
+def test_of_a_column_that_came_with_rows_of_the_log_it_is_not_known_what_it_is_computed_from() -> (
+    None
+):
+    table = table_of("id INT PRIMARY KEY, v INT").table
+    untold = replace(table, columns=(table.columns[0], replace(table.columns[1], generated=UNTOLD)))
+    for statement, unclear in (("ADD x INT, RENAME COLUMN v TO w", False), ("MODIFY id INT", True)):
+        tree = read_statement(f"ALTER TABLE t {statement}", "db", dialect=STRICT).tree
+        assert isinstance(tree, AlterTable)
+        assert bool(altered(untold, tree, Context(COLLATIONS, STRICT)).unclear) is unclear
 
 
 @pytest.mark.parametrize(
@@ -312,11 +348,20 @@ def test_what_does_not_fit_the_table_is_lost_not_guessed(statement: str) -> None
         ("ADD c INT COMMENT 'FOREIGN KEY x ON DELETE CASCADE'", ""),
         ("ADD SYSTEM VERSIONING", "system-versioned"),
         ("ENGINE = MyISAM", "transactions"),
+        ("ADD z YEAR(2)", "YEAR(2)"),
+        ("CHANGE v z YEAR(2)", "YEAR(2)"),
+        ("ADD z YEAR(4), ADD zz YEAR", ""),
     ],
 )
 def test_what_makes_a_table_ineligible_is_told(statement: str, fault: str) -> None:
     faults = "; ".join(after(T, f"ALTER TABLE t {statement}").faults)
     assert fault in faults if fault else not faults
+
+
+def test_one_versioned_column_makes_a_new_table_versioned() -> None:
+    faults = table_of("id INT PRIMARY KEY, v INT WITH SYSTEM VERSIONING").faults
+    assert "system-versioned" in "; ".join(faults)
+    assert not table_of("id INT PRIMARY KEY, v INT WITHOUT SYSTEM VERSIONING").faults
 
 
 def b64(data: bytes) -> str:
@@ -339,7 +384,7 @@ def b64(data: bytes) -> str:
         ("VARBINARY(5) DEFAULT 'é'", b64("é".encode())), ("BINARY(3) DEFAULT 'a'", b64(b"a\0\0")),
         ("DECIMAL(65,30) DEFAULT -0.5", "-0." + "5".ljust(30, "0")), ("DECIMAL(10,2) DEFAULT 1.005", "1.01"),
         ("ENUM('new','paid') DEFAULT 'NEW'", "new"), ("ENUM('new','paid') DEFAULT 2", "paid"),
-        ("SET('p','q') DEFAULT 'q,p'", "p,q"), ("YEAR DEFAULT 99", 1999), ("BIT(12) DEFAULT 5", b64(b"\0\5")),
+        ("SET('p','q') DEFAULT 'q,p'", "p,q"), ("YEAR DEFAULT 99", 1999), ("YEAR DEFAULT '000'", 2000), ("YEAR DEFAULT '0000'", 0), ("BIT(12) DEFAULT 5", b64(b"\0\5")),
         ("INT NOT NULL", 0), ("VARCHAR(3) NOT NULL", ""), ("ENUM('new','paid') NOT NULL", "new"),
         ("BINARY(2) NOT NULL", b64(b"\0\0")), ("TIME(1) NOT NULL", "00:00:00.0"), ("DECIMAL(4,1) NOT NULL", "0.0"),
         ("INT DEFAULT (1+1)", 2), ("BIGINT DEFAULT (-2 * 3 + 10 - 1)", 3), ("INT DEFAULT (5 - 2 * 2)", 1),
@@ -362,7 +407,8 @@ def test_a_constant_default_is_what_rows_hold_that_are_older(declared: str, valu
     "declared",
     ["INT DEFAULT (3 / 2)", "INT DEFAULT (1 + id)", "INT DEFAULT (2000000000 + 2000000000)", "VARCHAR(2) DEFAULT 'abc'", "VARCHAR(9) DEFAULT _latin1'é'", "DATE DEFAULT 'nonsense'",
      "INET6 DEFAULT '1.2.3.4'", "INET4 DEFAULT 5", "UUID DEFAULT '018f000000007000-8000000000000001'", "TIMESTAMP DEFAULT 0",
-     "FLOAT(5,1) DEFAULT 1.25", "VARCHAR(9) CHARSET latin1 DEFAULT '日'", "INT DEFAULT 1e1", "JSON DEFAULT (json_array())"],
+     "FLOAT(5,1) DEFAULT 1.25", "VARCHAR(9) CHARSET latin1 DEFAULT '日'", "INT DEFAULT 1e1", "JSON DEFAULT (json_array())",
+     "INT DEFAULT X'31'", "DECIMAL(5,2) DEFAULT x'31'", "DOUBLE DEFAULT X'31'", "BIT(8) DEFAULT X'31'", "INT DEFAULT _binary 0x31"],
 )  # fmt: skip
 def test_a_value_that_is_not_known_is_never_told(declared: str) -> None:
     tracked = after("id INT PRIMARY KEY", f"ALTER TABLE t ADD c {declared}")
