@@ -170,7 +170,8 @@ class Dispatcher:
     def wake(self, span: Span) -> None:
         """The table may go further; a table without rows does not need to."""
         # Without the lock: of 100,000 tables most have nothing when they are resolved.
-        if not self._has_rows(span):
+        table = self._tables.get(span)
+        if table is None or not self._has_rows(table):
             return
         with self._wanted:
             if self._stage_after_s:
@@ -259,7 +260,7 @@ class Dispatcher:
                 table.next_end(lower.commit_ts - 1),
             )
             upper = Position.fence(upper_ts)
-            if lower > upper or not self._has_rows(progress.span):
+            if lower > upper or not self._has_rows(table):
                 self._heap.park(Progress(lower, progress.span, progress.version))
             elif self._quota.try_acquire(self._request_bytes):
                 return SinkTask(table, lower, upper)
@@ -270,9 +271,10 @@ class Dispatcher:
                 return None
         return None
 
-    def _has_rows(self, span: Span) -> bool:
+    def _has_rows(self, table: TableSink) -> bool:
+        # What is acknowledged may be kept for long: it is not staged once more.
         try:
-            return not self._sorter.is_empty(span)
+            return self._sorter.has_rows_above(table.span, table.checkpoint_ts)
         except (TableNotFoundError, SorterClosedError):  # it is coming or going
             return False
 

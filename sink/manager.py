@@ -239,6 +239,22 @@ class SinkManager:
         with self._changed:
             self._tables.limit_ts = min(ts, self._tables.limit_ts)
 
+    def keep_above(self, ts: int) -> None:
+        """Keep what is acknowledged readable above `ts`, and give up what lies below; the first
+        call says that history is kept at all, later ones only move forward.
+
+        The first comes before any table. `ts` is at or below the checkpoint of all tables.
+        """
+        with self._changed:
+            has_more = self._tables.keep_above(ts)
+        if has_more:
+            self._acks.release()
+
+    def kept_ts(self) -> int:
+        """What is committed above it, of whatever table, can be read if it is resolved."""
+        with self._changed:
+            return self._tables.most_cleaned_ts
+
     def withhold(self, holds: Holds) -> None:
         """Withhold cuts in which a table that is being read again, as `holds` says, would be
         incomplete.

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from storage.model.event import Position
 from storage.model.span import Span
+from storage.model.ts import MAX_TS
 
 _ALL_BATCHES: Final = (1 << 64) - 1
 
@@ -162,10 +163,12 @@ class CheckpointPosition(NamedTuple):
 class SharedCheckpoint:
     """What was acknowledged of all tables of a changefeed at once: one object that they share."""
 
-    __slots__ = ("position",)
+    __slots__ = ("keep_ts", "position")
 
     def __init__(self) -> None:
         self.position = CheckpointPosition(0, 0)
+        self.keep_ts = MAX_TS
+        """What is acknowledged stays readable above it, too; MAX_TS: nothing is kept for long."""
 
     def move(self, ts: int) -> bool:
         """All up to `ts` is acknowledged; returns whether that is news."""

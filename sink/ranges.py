@@ -138,10 +138,16 @@ class Ranges:
         """The tables that may have rows in a range that all tables have reached."""
         with self._changed:
             resolved_ts, tables = self._tables.resolved_ts(None), self._tables.busy()
+            # Where history is kept, a range may begin so far back that a table's rows are gone
+            # which has no others: it would be taken for one without rows.
+            may_be_gone = self._tables.keeps_history and start_ts < self._tables.most_cleaned_ts
+            kept = self._tables.all() if may_be_gone else ()
         if end_ts > resolved_ts:
             raise NotResolvedError(
                 f"rows are complete up to {resolved_ts}, not yet to {end_ts}; wait for resolved_ts"
             )
+        for table in kept:
+            table.check_kept(start_ts)
         return [
             table.span for table in tables if table.start_ts < end_ts and table.end_ts > start_ts
         ]
@@ -154,7 +160,7 @@ class Ranges:
 
     def _extents(self, table: TableSink, start_ts: int, end_ts: int) -> list[Extent]:
         start_ts, end_ts = max(start_ts, table.start_ts), min(end_ts, table.end_ts)
-        if end_ts <= start_ts or self._sorter.is_empty(table.span):
+        if end_ts <= start_ts or not self._sorter.has_rows_above(table.span, start_ts):
             return []
         return self._sorter.extents(table.span, start_ts + 1, end_ts)
 
@@ -229,10 +235,24 @@ class Acks:
         if lost is not None:
             raise lost
 
+    def release(self) -> None:
+        """Give up what is not kept any more of what is acknowledged."""
+        with self._changed:
+            busy = self._tables.busy()
+        for table in busy:
+            table.release()
+        self._give_up(busy)
+
     def _moved(self, tables: list[TableSink], *, news: bool = False) -> None:
         """The tables' checkpoints moved, or (`news`) those of tables that have nothing."""
         if not tables and not news:
             return
+        self._give_up(tables)
+        metrics.ACKS.inc()
+        self._dispatcher.memory_freed()
+
+    def _give_up(self, tables: list[TableSink]) -> None:
+        """Let the sorter clean what is not kept of the tables, and tables go that have ended."""
         # The sorter first: whether a table has rows left is asked below, after it was cleaned.
         for table in tables:
             self._clean(table)
@@ -244,8 +264,6 @@ class Acks:
             passed = self._tables.passed()
         for table in passed:
             self._remove(table.span)
-        metrics.ACKS.inc()
-        self._dispatcher.memory_freed()
 
     def _clean(self, table: TableSink) -> None:
         cleaned_ts = table.cleaned_ts

@@ -95,8 +95,12 @@ class TableSink:
 
     @property
     def cleaned_ts(self) -> int:
-        """Everything above it can be read: the checkpoint before its last move."""
-        cleaned_ts = self._checkpoint.with_shared(self._shared.position).previous_ts
+        """Everything above it can be read: the checkpoint before its last move, or further back
+        where acknowledged history is kept.
+        """
+        previous_ts = self._checkpoint.with_shared(self._shared.position).previous_ts
+        # History may be kept from before this table came here: it has none of that.
+        cleaned_ts = max(min(previous_ts, self._shared.keep_ts), self.start_ts)
         return cleaned_ts if cleaned_ts > self._unborn_ts else 0
 
     @property
@@ -167,6 +171,11 @@ class TableSink:
                 self._drop_acknowledged()
                 self.mounts.drop_below(self.cleaned_ts)
             return moved
+
+    def release(self) -> None:
+        """Forget how rows are mounted that are not kept any more."""
+        with self._lock:
+            self.mounts.drop_below(self.cleaned_ts)
 
     def settle(self) -> None:
         """Note what was acknowledged of all tables as acknowledged of this one."""

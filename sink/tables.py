@@ -221,8 +221,25 @@ class TableSinks:
         # Only tables that ended can leave the minimum by it; the others are not visited.
         for table in self._ended.values():
             self._note_checkpoint(table)
-        self.most_cleaned_ts = max(self.most_cleaned_ts, self.shared.position.previous_ts)
+        cleaned_ts = min(self.shared.position.previous_ts, self.shared.keep_ts)
+        self.most_cleaned_ts = max(self.most_cleaned_ts, cleaned_ts)
         return moved
+
+    def keep_above(self, ts: int) -> bool:
+        """Keep what is acknowledged above `ts`, and no longer what is below; returns whether there
+        is something to give up.
+        """
+        is_first = self.shared.keep_ts == MAX_TS
+        if not is_first and ts <= self.shared.keep_ts:
+            return False
+        self.shared.keep_ts = ts
+        self.most_cleaned_ts = max(self.most_cleaned_ts, ts)
+        return not is_first
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether acknowledged rows are kept for long."""
+        return self.shared.keep_ts < MAX_TS
 
     def settle(self) -> None:
         """Let each table have its own checkpoint."""

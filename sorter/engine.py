@@ -256,6 +256,11 @@ class Sorter:
         """
         return self._table(span).is_empty()
 
+    def has_rows_above(self, span: Span, ts: int) -> bool:
+        """Whether a row with a commit_ts above `ts` may be held; costs next to nothing."""
+        table = self._table(span)
+        return table.newest_ts > ts and not table.is_empty()
+
     def stats(self) -> SorterStats:
         """State and totals of this moment."""
         sizes = [store.sizes() for store in self._stores]

@@ -47,6 +47,7 @@ class Table:
         "_removed",
         "cleaned",
         "lock",
+        "newest_ts",
         "resolved_ts",
         "span",
         "store",
@@ -64,6 +65,8 @@ class Table:
         self.store = store
         self.lock = lock
         self.resolved_ts = start_ts
+        self.newest_ts = start_ts
+        """No row has a commit_ts above it."""
         self.cleaned = _start_position(start_ts)
         self._backlog: Backlog | bytes = b""
         self._fetches: FetchCounts | None = None  # made by the first fetch
@@ -96,6 +99,8 @@ class Table:
                     f"but all up to {self.resolved_ts} had been promised; this is a defect of the "
                     "puller: the batch was not taken"
                 )
+            # First: whoever asks without the lock must not miss a row that is there.
+            self.newest_ts = max(self.newest_ts, rows.max_commit_ts)
             self._thaw().add(rows)
 
     def resolve(self, ts: int) -> None:
