@@ -39,6 +39,9 @@ class Retention:
         return bool(self.age_s or self.size_bytes)
 
 
+NOTHING_RETAINED: Final = Retention()
+
+
 @dataclass(frozen=True, slots=True)
 class _Stretch:
     """The rows up to `end_ts`, from where the one before ends."""
@@ -74,22 +77,22 @@ class RetainedHistory:
         if len(self._stretches) > STRETCHES_MAX:
             self._join_pairs()
 
-    def raise_floor(self, retention: Retention, now_ts: int, held_ts: int) -> int:
-        """Give up what need not be kept at `now_ts`, the source's present; returns the floor.
+    def due_floor(self, retention: Retention, now_ts: int, held_ts: int) -> int:
+        """Up to where history need not be kept at `now_ts`, the source's present.
 
         `held_ts`: a reader has yet to take what lies above it.
         """
         most_ts = min(self.acknowledged_ts, held_ts)
-        floor_ts = most_ts
-        if retention:
-            by_age_ts = max(0, now_ts - compose(retention.age_s * 1000)) if retention.age_s else 0
-            by_size_ts = self._floor_by_size(retention.size_bytes) if retention.size_bytes else 0
-            floor_ts = min(most_ts, max(by_age_ts, by_size_ts))
-        return self.lose(floor_ts)
+        if not retention:
+            return max(self.floor_ts, most_ts)
+        by_age_ts = max(0, now_ts - compose(retention.age_s * 1000)) if retention.age_s else 0
+        by_size_ts = self._floor_by_size(retention.size_bytes) if retention.size_bytes else 0
+        return max(self.floor_ts, min(most_ts, max(by_age_ts, by_size_ts)))
 
-    def lose(self, ts: int) -> int:
+    def give_up(self, ts: int) -> int:
         """Nothing at or below `ts` is here any more; returns the floor."""
         self.floor_ts = max(self.floor_ts, ts)
+        self.acknowledged_ts = max(self.acknowledged_ts, self.floor_ts)
         # One that lies in the middle of a stretch leaves it its size: it counts too much, not too
         # little.
         while self._stretches and self._stretches[0].end_ts <= self.floor_ts:

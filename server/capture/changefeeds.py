@@ -28,6 +28,7 @@ from server.capture.errors import (
     SnapshotLostError,
 )
 from server.capture.feed import Feed, FeedFactory
+from server.capture.history_keeper import keep_histories
 from server.capture.job_report import failed_by_job
 from server.capture.records import ChangefeedRecord
 from server.capture.runner import keep_running, note, utc_now
@@ -48,6 +49,7 @@ from server.puller.tikv.puller import TablePuller
 from server.rpc.pd import PdClient
 from storage.defect import request_error
 from storage.model.errors import TidemarkError, UnavailableError
+from storage.tasks import beside
 
 _log = structlog.get_logger(__name__)
 
@@ -225,6 +227,7 @@ class Changefeeds:
             source: Source | None = None
             if info.source_uri != feed.info.source_uri:
                 source = self._factory.make_source(feed.id, info.source_uri)
+            begins_anew = bool(update.rules)
             try:
                 if update.rules:
                     # No reader may be beyond the ts that is chosen: it must not run meanwhile.
@@ -236,11 +239,14 @@ class Changefeeds:
                 else:
                     await self._records.save({}, {feed.id: info})
                 feed.info = info
-                if source is not None:
+                # A run that gives up what is acknowledged cannot begin to keep it: another does.
+                keeps_now = bool(info.retention) and not feed.history.is_kept
+                if source is not None or keeps_now:
+                    begins_anew = True
                     await feed.stop()
-                    feed.source = source
+                    feed.source = source or feed.source
             finally:
-                if update.rules or feed.source is source:
+                if begins_anew:
                     feed.restart_at(feed.checkpoint_ts, feed.catalog.history)
                     self._start(feed)
             if not info.audit_s:
@@ -249,21 +255,29 @@ class Changefeeds:
         _log.info("changefeed updated", changefeed=changefeed, sink_uri=feed.info.shown_sink_uri)
         return feed
 
-    async def add_reader(self, changefeed: str, name: str) -> Feed:
-        """Let a reader of this name have the changes from the checkpoint on, and hold them until it
-        has them; one that is there stays as it is. Durable.
+    async def add_reader(self, changefeed: str, name: str, start_ts: int = 0) -> Feed:
+        """Let a reader of this name have the changes from `start_ts` on (0: all that are kept), and
+        hold them until it has them; one that is there stays as it is. Durable.
 
         Raises:
             ReaderInvalidError: the name, or there are too many.
+            RangeCleanedError: `start_ts` is below what is kept.
+            ParameterError: it is above what can be read yet.
             ChangefeedStateError: it is finished, or its removal has begun.
         """
         async with self._changing:
             feed = self._owned_feed(changefeed)
             _check_open(feed)
-            # It holds from here on; a crash before the record is there tells nobody that it did.
-            feed.readers.add(name, feed.processor.checkpoint_ts)
-            await self._records.save_reader(changefeed, name, feed.readers.position(name))
-        _log.info("reader added", changefeed=changefeed, reader=name)
+            # What it begins with is not given up meanwhile.
+            async with feed.history.changing:
+                # It holds from here on; a crash before the record is there tells nobody that it
+                # did.
+                begin_ts = feed.start_of_reader(start_ts)
+                feed.readers.add(name, begin_ts, feed.processor.checkpoint_ts)
+            await self._records.save_reader(changefeed, name, feed.readers.record(name))
+        _log.info(
+            "reader added", changefeed=changefeed, reader=name, ts=feed.readers.position(name)
+        )
         return feed
 
     async def remove_reader(self, changefeed: str, name: str) -> Feed:
@@ -324,7 +338,8 @@ class Changefeeds:
 
     async def _go_on(self) -> None:
         """What is done all the time, until cancelled."""
-        await self._saver.run()
+        async with beside(keep_histories(self.feeds)):
+            await self._saver.run()
 
     async def _end(self, feed: Feed) -> None:
         """Carry out a removal, or the end at target_ts; repeated until it succeeds."""
@@ -385,7 +400,17 @@ class Changefeeds:
         await self._check_audit(audit_s, sink_uri, info.source_uri, ignores_events=ignores_events)
         source_uri = with_option(info.source_uri, ON_UNCLEAR_DDL, update.on_unclear_ddl)
         check_rereads(EventFilters(info.event_filters), source_uri)
-        return replace(info, sink_uri=sink_uri, source_uri=source_uri, audit_s=audit_s)
+        retention = info.retention if update.retention is None else update.retention
+        reader_ttl_s = info.reader_ttl_s if update.reader_ttl_s is None else update.reader_ttl_s
+        return replace(
+            info,
+            sink_uri=sink_uri,
+            source_uri=source_uri,
+            audit_s=audit_s,
+            retain_s=retention.age_s,
+            retain_bytes=retention.size_bytes,
+            reader_ttl_s=reader_ttl_s,
+        )
 
     async def _overwrite(self, feed: Feed, start_ts: int) -> None:
         """Go on at another ts, with the tables that the source has then."""

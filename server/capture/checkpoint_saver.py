@@ -157,7 +157,8 @@ class CheckpointSaver:
             await self._records.schemas.collect(feed.id, garbage)
             feed.catalog.history.forget(garbage)
             feed.catalog.forget(feed.settled_ts)
-            feed.settled_ts = feed.checkpoint_ts
+            # A reader may begin in history that is kept: it needs the schemas of then.
+            feed.settled_ts = min(feed.checkpoint_ts, feed.kept_ts)
 
     async def _sweep(self) -> None:
         """Delete what interrupted creations and resumes left at the coordinator."""

@@ -34,6 +34,7 @@ from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri, kee
 from server.changefeed.source import takes_keyless
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import Source
+from sink.retention import NOTHING_RETAINED, Retention
 from storage.tidb.document import read_document
 from storage.tidb.field_type import NULL_DATES
 
@@ -83,6 +84,10 @@ class NewChangefeed:
     ignore_ineligible: bool = False
     audit_s: int = 0
     """In what time the lake is compared with the source, again and again; 0: never."""
+    retention: Retention = NOTHING_RETAINED
+    """How much of what readers have acknowledged is kept."""
+    reader_ttl_s: int = 0
+    """For how long a silent reader that has a name is held for; 0: the default."""
 
     def records(self) -> tuple[TableRecord, ...]:
         """The given tables, after a look at all that can be looked at without the source.
@@ -146,6 +151,9 @@ class NewChangefeed:
             ignore_ineligible=self.ignore_ineligible,
             ignored=selection.ignored,
             audit_s=self.audit_s,
+            retain_s=self.retention.age_s,
+            retain_bytes=self.retention.size_bytes,
+            reader_ttl_s=self.reader_ttl_s,
         )
 
 

@@ -11,9 +11,11 @@ from typing import Final
 
 from server.capture.audit import Audit
 from server.capture.catalog import FeedCatalog, terms_of
+from server.capture.errors import ParameterError
+from server.capture.history import KeptHistory, not_kept
 from server.capture.job_report import JobReport, failed_for_s
 from server.capture.processor import Assignment, MakeProcessor, Processor
-from server.capture.readers import Readers
+from server.capture.readers import ReaderRecord, Readers
 from server.capture.records import Records
 from server.capture.source.registry import MakeSource, UnreadableSource
 from server.changefeed.history import History, SchemaChange
@@ -115,6 +117,7 @@ class Feed:
     reading: Reading = field(default_factory=lambda: Reading(time.monotonic()))
     delivery: Delivery = field(init=False)
     readers: Readers = field(init=False)
+    history: KeptHistory = field(init=False)
     settled_ts: int = 0
     """The checkpoint when schema changes behind it were last collected."""
     safepoint_ts: int = 0
@@ -131,9 +134,10 @@ class Feed:
     def __post_init__(self) -> None:
         """What was delivered before is not known: nothing after the checkpoint was."""
         self.delivery = Delivery(self.checkpoint_ts)
+        self.history = KeptHistory(is_kept=bool(self.info.retention))
         self.read_by({})
 
-    def read_by(self, named: Mapping[str, int]) -> None:
+    def read_by(self, named: Mapping[str, ReaderRecord]) -> None:
         """These are its readers that have a name, and where they are."""
         has_lake_job = bool(lake_format(self.info.sink_uri))
         self.readers = Readers(named, self.checkpoint_ts, has_lake_job=has_lake_job)
@@ -196,6 +200,7 @@ class Feed:
         self.checkpoint_ts, self.settled_ts = checkpoint_ts, 0
         self.reading = Reading(time.monotonic())
         self.delivery = Delivery(checkpoint_ts)
+        self.history.begin(is_kept=bool(self.info.retention))
         history = History(changes)
         self.catalog = _catalog(
             self.factory, self.info, self.source, history, checkpoint_ts, self.info.rules
@@ -203,6 +208,36 @@ class Feed:
         self.processor = self.factory.make_processor(
             _assignment(self.info, self.source, self.catalog, checkpoint_ts)
         )
+
+    @property
+    def kept_ts(self) -> int:
+        """What was committed above it can be read: below the checkpoint only where history is
+        kept.
+        """
+        sink, checkpoint_ts = self.processor.sink, self.processor.checkpoint_ts
+        if sink is None or not self.history.is_kept:
+            return checkpoint_ts
+        return min(max(sink.kept_ts(), self.processor.start_ts), checkpoint_ts)
+
+    def start_of_reader(self, start_ts: int) -> int:
+        """Where another reader begins that asks for all above `start_ts`; 0: for all that is kept.
+
+        Raises:
+            RangeCleanedError: not all of it is kept.
+            ParameterError: nobody can read so far yet.
+        """
+        kept_ts, resolved_ts = self.kept_ts, self.processor.resolved_ts
+        if not start_ts:
+            return kept_ts
+        if start_ts < kept_ts:
+            raise not_kept(self.id, start_ts, kept_ts)
+        if start_ts > max(resolved_ts, kept_ts):
+            raise ParameterError(
+                f"a reader cannot begin at {start_ts}: changefeed {self.id} is complete up to "
+                f"{resolved_ts}. Leave --start-ts out to begin with the first that is kept"
+            )
+        # No cut begins within a stretch where tables were read again.
+        return max(self.catalog.holds.acknowledged(start_ts), kept_ts)
 
     @property
     def failed_s(self) -> float:
@@ -272,4 +307,12 @@ def _catalog(
 def _assignment(
     info: ChangefeedInfo, source: Source, catalog: FeedCatalog, checkpoint_ts: int
 ) -> Assignment:
-    return Assignment(info.id, source, catalog, checkpoint_ts, info.stop_ts, info.target_ts)
+    return Assignment(
+        info.id,
+        source,
+        catalog,
+        checkpoint_ts,
+        info.stop_ts,
+        info.target_ts,
+        keep_ts=checkpoint_ts if info.retention else 0,
+    )

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from server.capture.errors import ChangefeedFailedError, ChangefeedNotRunningError
 from server.capture.feed import Feed
+from server.capture.history import not_kept
 from server.capture.processor import Sink
-from server.capture.readers import UNNAMED, ReaderInvalidError
+from server.capture.readers import UNNAMED, Kept, ReaderInvalidError
 from server.capture.runner import note_job
 from server.changefeed.info import State
 from sink.cut import Slice
@@ -115,7 +116,7 @@ class OwnerFeeds:
         processor, versions = feed.processor, feed.catalog.versions
         checkpoint_ts = processor.checkpoint_ts
         if reader:
-            checkpoint_ts = max(checkpoint_ts, feed.readers.position(reader))
+            checkpoint_ts = feed.readers.begins_at(reader, checkpoint_ts)
         at_ts = max(checkpoint_ts, versions.start_ts) if ts is None else ts
         versions_at_ts = versions.at(at_ts)
         is_unchanged = known_ts is not None and versions.unchanged(known_ts, at_ts)
@@ -133,6 +134,7 @@ class OwnerFeeds:
             ddls=feed.catalog.holds.shown(versions.ddls(at_ts), versions),
             skipped=tuple((each.start_ts, each.end_ts) for each in feed.info.skipped),
             epoch=feed.info.epoch,
+            kept_ts=feed.kept_ts if feed.history.is_kept else 0,
         )
 
     def latest(
@@ -147,6 +149,7 @@ class OwnerFeeds:
         """See `Feeds.latest`."""
         oldest_ms = _IDLE_CUT_MS if poll.idle_ms is None else min(poll.idle_ms, _IDLE_CUT_MS_MAX)
         feed, sink = self._running(changefeed)
+        _check_kept(feed, start_ts)
         versions = feed.catalog.versions
         version = _named(feed, table).version(table, start_ts) if table else None
         span = version.span if version else None
@@ -178,6 +181,7 @@ class OwnerFeeds:
     ) -> list[SliceEndpoint]:
         """See `Feeds.plan`; a table that is not there in the range has no slices."""
         feed, sink = self._running(changefeed)
+        _check_kept(feed, start_ts)
         versions, locate = feed.catalog.versions, feed.processor.locations
         if tables is None:
             versions.check_range(start_ts, end_ts)
@@ -214,6 +218,7 @@ class OwnerFeeds:
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """See `Feeds.read`."""
         feed, sink = self._running(changefeed)
+        _check_kept(feed, start_ts)
         version = _named(feed, table).of_range(table, start_ts, end_ts)
         if version is None:
             raise TableNotExistsError(
@@ -282,7 +287,8 @@ class OwnerFeeds:
                 f"reader {reader!r} cannot have {ts}: it is complete up to {sink.resolved_ts()} "
                 "here; after a restart, try again when it has been pulled again"
             )
-        return feed.readers.acknowledged(reader, ts)
+        kept = Kept(sink.checkpoint_ts(), feed.kept_ts)
+        return feed.readers.acknowledged(reader, ts, kept)
 
     def report(self, changefeed: str, report: Report) -> None:
         """See `Feeds.report`; a changefeed that does not run has no job to speak for it."""
@@ -324,6 +330,16 @@ class OwnerFeeds:
             ):
                 raise _not_running(feed)
         return feed, sink
+
+
+def _check_kept(feed: Feed, start_ts: int) -> None:
+    """See that a range's history is kept, where any is: the sink knows it table by table only.
+
+    Raises:
+        RangeCleanedError: it begins too far back.
+    """
+    if feed.history.is_kept and start_ts < feed.kept_ts:
+        raise not_kept(feed.id, start_ts, feed.kept_ts)
 
 
 def _stops(feed: Feed) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from server.capture.feed import Feed
 from server.capture.job_report import JOB_STATES, shown_state
+from server.capture.readers import READER_STATES
 from server.changefeed.info import State
 from server.leader_gauge import LeaderGauge
 from storage.model.ts import physical_ms, physical_s
@@ -129,6 +130,8 @@ class FeedCollector(Collector):
         yield from _jobs(feeds)
         yield _unread(feeds)
         yield _readers(feeds)
+        yield _reader_states(feeds)
+        yield from _histories(feeds)
         states = GaugeMetricFamily(
             "tidemark_capture_changefeed_state",
             "1 for the state it is in",
@@ -243,6 +246,43 @@ def _readers(feeds: Iterable[Feed]) -> GaugeMetricFamily:
         for name, ts in feed.readers.named().items():
             family.add_metric([feed.id, name], _lag_s(ts))
     return family
+
+
+def _reader_states(feeds: Iterable[Feed]) -> GaugeMetricFamily:
+    """Whether what the readers have yet to take is kept for them."""
+    family = GaugeMetricFamily(
+        "tidemark_capture_reader_state",
+        "1 for the state that a reader with a name is in",
+        labels=["changefeed", "reader", "state"],
+    )
+    for feed in feeds:
+        for reader in feed.readers.states(feed.kept_ts):
+            for state in READER_STATES:
+                shown = float(state == reader.state)
+                family.add_metric([feed.id, reader.name, state], shown)
+    return family
+
+
+def _histories(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
+    """How much acknowledged history changefeeds keep, where they keep any."""
+    seconds = GaugeMetricFamily(
+        "tidemark_capture_kept_history_seconds",
+        "from the first change that is kept to the checkpoint",
+        labels=["changefeed"],
+    )
+    sizes = GaugeMetricFamily(
+        "tidemark_capture_kept_history_bytes",
+        "sorted rows that readers have acknowledged and that are kept",
+        labels=["changefeed"],
+    )
+    for feed in feeds:
+        if feed.history.is_kept:
+            kept_ts, checkpoint_ts = feed.kept_ts, feed.processor.checkpoint_ts
+            kept_s = physical_s(checkpoint_ts) - physical_s(kept_ts)
+            seconds.add_metric([feed.id], max(0.0, kept_s))
+            sizes.add_metric([feed.id], float(feed.history.size_bytes))
+    yield seconds
+    yield sizes
 
 
 def _values(feed: Feed) -> dict[str, float]:

@@ -75,6 +75,16 @@ class Sink(Protocol):
         """The reader has committed everything up to `ts`; returns the checkpoint_ts."""
         ...
 
+    def keep_above(self, ts: int) -> None:
+        """What is acknowledged is kept above `ts`, which only moves forward, and no more below;
+        for a run whose assignment has a `keep_ts`.
+        """
+        ...
+
+    def kept_ts(self) -> int:
+        """What is committed above it, of whatever table, can be read if it is resolved."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessorStats:
@@ -225,6 +235,8 @@ class Assignment:
     stop_ts: int = 0
     target_ts: int = 0
     """Where the changefeed ends, if it is not 0: it must be possible to stop there."""
+    keep_ts: int = 0
+    """What is acknowledged is kept above it (`Sink.keep_above`); 0: it is not kept."""
     limited: bool = False
     """Whether somebody else tells how far schema changes are known:
     no further than the checkpoint at first.

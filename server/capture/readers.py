@@ -1,21 +1,32 @@
-"""Several readers of one changefeed, each with a position of its own. Pure but for a lock.
+"""Several readers of one changefeed, each with a position of its own.
 
 A reader that has a name is added to the changefeed, and holds its changes until it has them: the
 checkpoint is that of the slowest. The one without a name is the changefeed's lake job, or the only
 reader where none has a name.
 
-Invariant: of each reader two acknowledgements are kept, and the changefeed is acknowledged up to
-the former of the slowest. So what a reader took last can be given to it once more, as it is where
-there is one reader: the sink keeps what is above the acknowledgement before the last.
+A reader may begin below the checkpoint, in history that is kept (`sink.retention`). One that is
+silent for too long lets go: it holds nothing, so the checkpoint may pass it. Both are `behind`.
+
+Invariants:
+1. Of each reader two acknowledgements are kept, and the changefeed is acknowledged up to the former
+   of the slowest. So what a reader took last can be given to it once more, as it is where there is
+   one reader: the sink keeps what is above the acknowledgement before the last.
+2. The position of a reader that is behind is never moved to the checkpoint: it has yet to take what
+   lies between, and is told if that is gone.
+3. At least one reader holds.
 """
 
+import json
 import re
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from storage.model.errors import InvalidError, NotFoundError
+from server.changefeed.info import checkpoint_of
+from storage.model.errors import CorruptError, InvalidError, NotFoundError
+from storage.model.ts import MAX_TS
 
 _NAME = re.compile(r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 _NAME_CHARACTERS_MAX: Final = 64
@@ -48,39 +59,135 @@ def check_reader_name(name: str) -> None:
         )
 
 
+HOLDING, LET_GO, LOST = READER_STATES = ("holding", "let go", "lost")
+_GRACE_S: Final = 600.0
+"""For so long after a start no reader lets go: none of them could come before."""
+_SEEN_AGAIN_S: Final = 60.0
+"""How much longer a reader's silence is at least when that is saved, though it has not moved."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Position:
-    """The last two acknowledgements of a reader."""
+class ReaderRecord:
+    """A reader as the metadata has it."""
+
+    ts: int
+    behind: bool = False
+    """It is below the checkpoint, and has yet to take what lies between."""
+    seen_s: float = 0.0
+    """When it last acknowledged, Unix time; 0: not known."""
+
+    def to_json(self) -> bytes:
+        """The value of its record; what earlier versions do not know is left out where it says
+        nothing.
+        """
+        more = ({"behind": True} if self.behind else {}) | (
+            {"seen_s": int(self.seen_s)} if self.seen_s else {}
+        )
+        return json.dumps({"checkpoint_ts": self.ts} | more).encode()
+
+    @classmethod
+    def from_json(cls, value: bytes) -> "ReaderRecord":
+        """Read what `to_json` wrote, or an earlier version; raises CorruptError."""
+        ts = checkpoint_of(value)
+        doc = json.loads(value)
+        try:
+            return cls(ts, bool(doc.get("behind", False)), float(doc.get("seen_s", 0)))
+        except (TypeError, ValueError) as err:
+            raise CorruptError(
+                f"a reader's record in the metadata cannot be read: {err!r}"
+            ) from err
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderState:
+    """A reader as it is shown."""
+
+    name: str
+    checkpoint_ts: int
+    state: str
+    """`HOLDING`, `LET_GO` or `LOST`."""
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where the changefeed is when a reader acknowledges."""
+
+    checkpoint_ts: int = 0
+    kept_ts: int = 0
+    """What lies above it can be read."""
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Where a reader is; the caller serialises the calls."""
 
     previous_ts: int
     last_ts: int
+    seen_s: float
+    """The monotonic clock's time of its last acknowledgement."""
+    behind: bool = False
+    has_let_go: bool = False
 
-    def acknowledged(self, ts: int) -> "_Position":
+    def acknowledged(self, ts: int, now_s: float) -> None:
         # Said again, it is idle: nobody will take the changes before it once more.
-        return _Position(self.last_ts, max(ts, self.last_ts))
+        self.previous_ts, self.last_ts = self.last_ts, max(ts, self.last_ts)
+        self.seen_s = now_s
 
 
 class Readers:
-    """The readers of one changefeed; for any thread."""
+    """The readers of one changefeed; for any thread.
 
-    def __init__(self, named: Mapping[str, int], checkpoint_ts: int, *, has_lake_job: bool) -> None:
-        """`named` are positions as the metadata has them: they may be behind the checkpoint, as
-        they are saved a little later than they move.
+    Times are the monotonic clock's: one of the wall would let all readers go when it jumps.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, ReaderRecord],
+        checkpoint_ts: int,
+        *,
+        has_lake_job: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`named` as the metadata has them: positions may be behind the checkpoint, as they are
+        saved a little later than they move.
         """
         self._lock = threading.Lock()
         self._has_lake_job = has_lake_job
-        self._positions = {name: _at(max(ts, checkpoint_ts)) for name, ts in named.items()}
-        self._unnamed = _at(checkpoint_ts)
+        self._clock = clock
+        self._since_s = now_s = clock()
+        unix_s = time.time()
+        self._readers: dict[str, _Reader] = {}
+        for name, record in named.items():
+            behind = record.behind and record.ts < checkpoint_ts
+            ts = record.ts if behind else max(record.ts, checkpoint_ts)
+            silent_s = max(0.0, unix_s - record.seen_s) if record.seen_s else 0.0
+            self._readers[name] = _Reader(ts, ts, now_s - silent_s, behind)
+        self._unnamed = _Reader(checkpoint_ts, checkpoint_ts, now_s)
         self._saved = dict(named)
 
     def __bool__(self) -> bool:
         """Whether any reader has a name."""
-        return bool(self._positions)
+        return bool(self._readers)
 
     def named(self) -> dict[str, int]:
         """The positions of those that have one, by name."""
         with self._lock:
-            return {name: each.last_ts for name, each in sorted(self._positions.items())}
+            return {name: each.last_ts for name, each in sorted(self._readers.items())}
+
+    def states(self, kept_ts: int = 0) -> list[ReaderState]:
+        """Those that have a name, as they are shown, where all above `kept_ts` can be read."""
+        now_s = self._clock()
+        with self._lock:
+            return [
+                ReaderState(
+                    name,
+                    each.last_ts,
+                    _state(each, kept_ts),
+                    max(0.0, now_s - each.seen_s),
+                )
+                for name, each in sorted(self._readers.items())
+            ]
 
     def position(self, name: str) -> int:
         """Up to where a reader has the changes.
@@ -90,19 +197,33 @@ class Readers:
         """
         with self._lock:
             self._check(name)
-            return self._positions[name].last_ts
+            return self._readers[name].last_ts
 
-    def add(self, name: str, checkpoint_ts: int) -> None:
-        """One more, which begins at the checkpoint; one that is there stays as it is.
+    def record(self, name: str) -> ReaderRecord:
+        """What of a reader is to be kept; raises as `position`."""
+        with self._lock:
+            self._check(name)
+            return self._record(self._readers[name])
+
+    def begins_at(self, name: str, checkpoint_ts: int) -> int:
+        """Where a reader goes on; raises as `position`."""
+        with self._lock:
+            self._check(name)
+            reader = self._readers[name]
+            return reader.last_ts if reader.behind else max(reader.last_ts, checkpoint_ts)
+
+    def add(self, name: str, ts: int, checkpoint_ts: int) -> None:
+        """One more, which begins at `ts`; one that is there stays as it is.
 
         Raises:
             ReaderInvalidError: the name, or there are too many.
         """
         check_reader_name(name)
         with self._lock:
-            if len(self._positions) >= READERS_MAX and name not in self._positions:
+            if len(self._readers) >= READERS_MAX and name not in self._readers:
                 raise ReaderInvalidError(f"a changefeed has at most {READERS_MAX} readers")
-            self._positions.setdefault(name, _at(checkpoint_ts))
+            reader = _Reader(ts, ts, self._clock(), behind=ts < checkpoint_ts)
+            self._readers.setdefault(name, reader)
 
     def remove(self, name: str) -> None:
         """Forget one: it holds nothing any more.
@@ -112,51 +233,100 @@ class Readers:
         """
         with self._lock:
             self._check(name)
-            del self._positions[name]
+            del self._readers[name]
             self._saved.pop(name, None)
 
-    def acknowledged(self, name: str, ts: int) -> int:
-        """A reader has everything up to `ts`; returns up to where all have it.
+    def acknowledged(self, name: str, ts: int, kept: Kept = Kept()) -> int:
+        """A reader has everything up to `ts`; returns up to where all that hold have it.
 
         Raises:
             ReaderNotExistsError: it is not one of the changefeed's.
         """
+        now_s = self._clock()
         with self._lock:
-            if name == UNNAMED and not self._positions:
-                self._unnamed = self._unnamed.acknowledged(ts)
+            if name == UNNAMED and not self._readers:
+                self._unnamed.acknowledged(ts, now_s)
                 return ts
             if name == UNNAMED and self._has_lake_job:
-                self._unnamed = self._unnamed.acknowledged(ts)
+                self._unnamed.acknowledged(ts, now_s)
             else:
                 self._check(name)
-                self._positions[name] = self._positions[name].acknowledged(ts)
-            counted = [*self._positions.values(), *([self._unnamed] if self._has_lake_job else [])]
-            return min(each.previous_ts for each in counted)
+                self._come_back(self._readers[name], ts, now_s, kept)
+            return min(each.previous_ts for each in self._holding())
+
+    def held_ts(self) -> int:
+        """No reader that has a name, and holds, needs what lies at or below it; MAX_TS without
+        any.
+        """
+        with self._lock:
+            holding = (each.previous_ts for each in self._readers.values() if not each.has_let_go)
+            return min(holding, default=MAX_TS)
+
+    def let_go(self, ttl_s: float, kept_ts: int) -> list[str]:
+        """Let those hold nothing any more that have been silent for `ttl_s`, and those that have
+        lost what they need next, as only what lies above `kept_ts` can be read; returns their
+        names.
+        """
+        now_s, grace_s, gone = self._clock(), min(_GRACE_S, ttl_s), []
+        with self._lock:
+            # The longest silent first: the last one that is left goes on to hold.
+            by_silence = sorted(self._readers.items(), key=lambda pair: pair[1].seen_s)
+            for name, reader in by_silence:
+                is_silent = now_s >= max(reader.seen_s + ttl_s, self._since_s + grace_s)
+                is_due = is_silent or (reader.behind and reader.last_ts < kept_ts)
+                if is_due and not reader.has_let_go and len(self._holding()) > 1:
+                    # Before anybody acknowledges more: where it is stays known over a restart.
+                    reader.behind = reader.has_let_go = True
+                    gone.append(name)
+        return gone
 
     def restart_at(self, ts: int) -> None:
         """All go on there: the changefeed's checkpoint was moved."""
+        now_s = self._clock()
         with self._lock:
-            self._positions = dict.fromkeys(self._positions, _at(ts))
-            self._unnamed = _at(ts)
+            self._since_s = now_s
+            self._readers = {
+                name: _Reader(ts, ts, each.seen_s) for name, each in self._readers.items()
+            }
+            self._unnamed = _Reader(ts, ts, now_s)
 
-    def unsaved(self) -> dict[str, int]:
-        """The positions that have moved since they were last saved."""
+    def unsaved(self) -> dict[str, ReaderRecord]:
+        """What has changed since it was last saved."""
         with self._lock:
+            records = {name: self._record(each) for name, each in self._readers.items()}
             return {
-                name: each.last_ts
-                for name, each in self._positions.items()
-                if self._saved.get(name) != each.last_ts
+                name: record
+                for name, record in records.items()
+                if _is_news(self._saved.get(name), record)
             }
 
-    def saved(self, positions: Mapping[str, int]) -> None:
-        """These positions are durable."""
+    def saved(self, records: Mapping[str, ReaderRecord]) -> None:
+        """These are durable."""
         with self._lock:
-            self._saved |= {name: ts for name, ts in positions.items() if name in self._positions}
+            self._saved |= {name: each for name, each in records.items() if name in self._readers}
+
+    def _record(self, reader: _Reader) -> ReaderRecord:
+        silent_s = self._clock() - reader.seen_s
+        return ReaderRecord(reader.last_ts, reader.behind, time.time() - silent_s)
+
+    def _come_back(self, reader: _Reader, ts: int, now_s: float, kept: Kept) -> None:
+        reader.acknowledged(ts, now_s)
+        if reader.has_let_go and reader.last_ts >= kept.kept_ts:
+            reader.has_let_go = False
+            # What it took last may be gone.
+            reader.previous_ts = reader.last_ts
+        if reader.previous_ts >= kept.checkpoint_ts and not reader.has_let_go:
+            reader.behind = False
+
+    def _holding(self) -> list[_Reader]:
+        """Those that the checkpoint waits for."""
+        holding = [each for each in self._readers.values() if not each.has_let_go]
+        return [*holding, self._unnamed] if self._has_lake_job else holding
 
     def _check(self, name: str) -> None:
-        if name in self._positions:
+        if name in self._readers:
             return
-        names = ", ".join(sorted(self._positions)) or "none with a name"
+        names = ", ".join(sorted(self._readers)) or "none with a name"
         raise ReaderNotExistsError(
             f"the changefeed has no reader {name!r}; it has {names}. Add it by `tidemark cli "
             "changefeed add-reader`"
@@ -165,5 +335,13 @@ class Readers:
         )
 
 
-def _at(ts: int) -> _Position:
-    return _Position(ts, ts)
+def _state(reader: _Reader, kept_ts: int) -> str:
+    if reader.last_ts < kept_ts and reader.behind:
+        return LOST
+    return LET_GO if reader.has_let_go else HOLDING
+
+
+def _is_news(saved: ReaderRecord | None, record: ReaderRecord) -> bool:
+    if saved is None or (saved.ts, saved.behind) != (record.ts, record.behind):
+        return True
+    return record.seen_s - saved.seen_s >= _SEEN_AGAIN_S

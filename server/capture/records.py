@@ -14,6 +14,7 @@ from server.capture.audit import Audit, Finding
 from server.capture.errors import ChangefeedExistsError
 from server.capture.fence import Fence, FencedMeta
 from server.capture.job_report import JobReport
+from server.capture.readers import ReaderRecord
 from server.changefeed import keys
 from server.changefeed.history import SchemaChange
 from server.changefeed.info import (
@@ -126,7 +127,7 @@ class Records:
                 )
         return reports
 
-    async def load_readers(self, changefeed: str) -> dict[str, int]:
+    async def load_readers(self, changefeed: str) -> dict[str, ReaderRecord]:
         """Up to where each named reader has the changes.
 
         Raises:
@@ -134,14 +135,14 @@ class Records:
         """
         prefix = keys.readers(changefeed)
         return {
-            pair.key.removeprefix(prefix).decode(): checkpoint_of(pair.value)
+            pair.key.removeprefix(prefix).decode(): ReaderRecord.from_json(pair.value)
             for pair in await self._meta.get_prefix(prefix)
         }
 
-    async def save_reader(self, changefeed: str, name: str, ts: int | None) -> None:
+    async def save_reader(self, changefeed: str, name: str, record: ReaderRecord | None) -> None:
         """Write where a reader is, or delete it. Durable; raises as `save`."""
         key = keys.reader(changefeed, name)
-        await self._write([Delete(key) if ts is None else Put(key, status_json(ts))])
+        await self._write([Delete(key) if record is None else Put(key, record.to_json())])
 
     async def save_job(self, changefeed: str, report: JobReport | None) -> None:
         """Write why a changefeed's lake job has given up, or delete it.
@@ -274,7 +275,7 @@ class Records:
         self,
         checkpoints: Mapping[str, int],
         infos: Mapping[str, ChangefeedInfo],
-        readers: Mapping[str, Mapping[str, int]] | None = None,
+        readers: Mapping[str, Mapping[str, ReaderRecord]] | None = None,
     ) -> None:
         """Write checkpoints, records, and positions of named readers, of changefeeds that exist.
         Durable.
@@ -283,9 +284,9 @@ class Records:
             NotOwnerError: another capture owns the changefeeds by now.
         """
         puts = [
-            Put(keys.reader(changefeed, name), status_json(ts))
+            Put(keys.reader(changefeed, name), record.to_json())
             for changefeed, positions in (readers or {}).items()
-            for name, ts in positions.items()
+            for name, record in positions.items()
         ]
         puts += [
             Put(keys.status(changefeed), status_json(ts)) for changefeed, ts in checkpoints.items()

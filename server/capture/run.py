@@ -66,6 +66,8 @@ class Run:
         assignment = self._assignment
         assignment.catalog.holds.clear()
         self.sink.withhold(assignment.catalog.holds)
+        if assignment.keep_ts:
+            self.sink.keep_above(assignment.keep_ts)
         if assignment.stop_ts:
             self.sink.limit_ts(assignment.stop_ts)
         # The owner has not sent a barrier for this share yet: without one readers could pass a

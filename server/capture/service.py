@@ -26,6 +26,7 @@ from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
 from sink.flight.feeds import TableNotExistsError
 from sink.mounter import META_FIELDS
+from sink.retention import Retention
 from sink.versions import Version
 from sorter.errors import TableNotFoundError
 from storage.model.span import Span
@@ -162,7 +163,8 @@ class ChangefeedService:
 
         async def add() -> pb.AddReaderResponse:
             here = self._maintainers.home(request.id)
-            feed = await here.carry_out(here.add_reader(request.id, request.name))
+            change = here.add_reader(request.id, request.name, request.start_ts)
+            feed = await here.carry_out(change)
             return pb.AddReaderResponse(changefeed=self._shown(feed))
 
         return await self._by_runner("AddReader", request, context, add)
@@ -223,6 +225,8 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
         zero_dates=request.zero_dates or NULL_DATES,
         ignore_ineligible=request.ignore_ineligible_table,
         audit_s=request.audit_s,
+        retention=Retention(request.retain_s, request.retain_bytes),
+        reader_ttl_s=request.reader_ttl_s,
     )
 
 
@@ -232,9 +236,15 @@ def changefeed_update(request: pb.UpdateChangefeedRequest) -> ChangefeedUpdate:
         sink_uri=request.sink_uri,
         on_unclear_ddl=request.on_unclear_ddl,
         audit_s=request.audit_s if request.HasField("audit_s") else None,
+        retention=_retention(request.retention) if request.HasField("retention") else None,
+        reader_ttl_s=request.reader_ttl_s if request.HasField("reader_ttl_s") else None,
         rules=tuple(request.filter),
         dumps=not request.no_dump,
     )
+
+
+def _retention(message: pb.Retention) -> Retention:
+    return Retention(message.retain_s, message.retain_bytes)
 
 
 def filter_change_message(plan: FilterPlan) -> pb.FilterChange:
@@ -321,9 +331,26 @@ def changefeed_message(feed: Feed, maintainer: str = "") -> pb.Changefeed:
         filter_update=_filter_update(feed),
         ignore_ineligible_table=info.ignore_ineligible,
         readers=[
-            pb.Reader(name=name, checkpoint_ts=ts) for name, ts in feed.readers.named().items()
+            pb.Reader(
+                name=each.name,
+                checkpoint_ts=each.checkpoint_ts,
+                state=each.state,
+                silent_s=int(each.silent_s),
+            )
+            for each in feed.readers.states(feed.kept_ts)
         ],
+        retain_s=info.retain_s,
+        retain_bytes=info.retain_bytes,
+        reader_ttl_s=info.reader_limit_s,
+        kept_history=_kept_history(feed),
     )
+
+
+def _kept_history(feed: Feed) -> pb.KeptHistory | None:
+    """What readers have acknowledged and can still be read; None: nothing is kept."""
+    if not feed.history.is_kept or feed.processor.sink is None:
+        return None
+    return pb.KeptHistory(kept_ts=feed.kept_ts, bytes=feed.history.size_bytes)
 
 
 def _filter_update(feed: Feed) -> pb.FilterUpdate | None:

@@ -26,6 +26,7 @@ from server.changefeed.filter import Filter, TableFilter
 from server.changefeed.history import History, SchemaChange, by_id
 from server.changefeed.info import ChangefeedInfo, FilterUpdate, check_sink_uri
 from server.changefeed.table import TableRecord
+from sink.retention import Retention
 from storage.model.ts import MAX_TS
 
 _RULES_SHOWN: Final = 1000
@@ -42,6 +43,8 @@ class ChangefeedUpdate:
     on_unclear_ddl: str = ""
     """Of a mysql:// source."""
     audit_s: int | None = None
+    retention: Retention | None = None
+    reader_ttl_s: int | None = None
     rules: Sequence[str] = ()
     """The new table filter."""
     dumps: bool = True
@@ -54,9 +57,12 @@ class ChangefeedUpdate:
             ParameterError: nothing is to be changed.
             SinkUriError, FilterRuleError: it is not valid.
         """
-        if not (self.sink_uri or self.on_unclear_ddl or self.rules or self.audit_s is not None):
+        numbers = (self.audit_s, self.retention, self.reader_ttl_s)
+        is_any_given = any(each is not None for each in numbers)
+        if not (self.sink_uri or self.on_unclear_ddl or self.rules or is_any_given):
             raise ParameterError(
-                "nothing is to be updated: give --filter, --sink-uri, --on-unclear-ddl or --audit"
+                "nothing is to be updated: give --filter, --sink-uri, --on-unclear-ddl, --audit, "
+                "--retain or --reader-ttl"
             )
         if self.sink_uri:
             check_sink_uri(self.sink_uri)

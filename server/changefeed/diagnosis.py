@@ -326,6 +326,17 @@ def _tables(changefeed: Document, where: str) -> Iterator[Finding]:
 
 def _readers(changefeed: Document, now_ms: int) -> Iterator[Finding]:
     for reader in changefeed.get("readers", ()):
+        if reader["state"] != "holding":
+            yield Finding(
+                Level.WARNING,
+                f"changefeed {changefeed['id']}, reader {reader['name']}",
+                f"it has been silent for {duration(reader['silent_seconds'])}, and what it has yet to "
+                f"take is held for it no more: it is {reader['state']}",
+                "start its query: if that is refused, add the reader anew; if it will not come "
+                f"back: tidemark cli changefeed remove-reader -c {changefeed['id']} --reader "
+                f"{reader['name']}",
+            )
+            continue
         behind_s = (now_ms - physical_ms(reader["checkpoint_tso"])) / 1000
         if behind_s <= READER_S_MAX:
             continue

@@ -20,6 +20,7 @@ from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted
 
 from server.changefeed.filter import EventFilter, exact_rules
 from server.changefeed.table import TableRecord
+from sink.retention import Retention
 from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.field_type import NULL_DATES
 
@@ -33,6 +34,9 @@ _WHEN_UNREADABLE: Final = (
 )
 _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARACTERS_MAX = 128
+READER_TTL_S: Final = 7 * 24 * 3600
+"""Kafka's for the offsets of a group that is gone."""
+_READING: Final = ("retain_s", "retain_bytes", "reader_ttl_s")
 _PORTS: Final = {name: record.port for name, record in FORMATS.items() if record.is_database}
 
 
@@ -171,7 +175,22 @@ class ChangefeedInfo:
     """
     filter_update: FilterUpdate | None = None
     """A new filter that is coming in force; `rules` are the new ones already."""
+    retain_s: int = 0
+    """For how long acknowledged history is kept, and in `retain_bytes` up to which size."""
+    retain_bytes: int = 0
+    reader_ttl_s: int = 0
+    """Who has a name and acknowledges nothing for so long is held for no more; 0: the default."""
     creator_version: str = CREATOR_VERSION
+
+    @property
+    def retention(self) -> Retention:
+        """How much acknowledged history is kept."""
+        return Retention(self.retain_s, self.retain_bytes)
+
+    @property
+    def reader_limit_s(self) -> int:
+        """For how long a reader that is silent is held for, in seconds."""
+        return self.reader_ttl_s or READER_TTL_S
 
     @property
     def stop_ts(self) -> int:
@@ -241,7 +260,7 @@ class ChangefeedInfo:
         # A capture of an earlier version refuses a record with a member that it does not know.
         # What asks for nothing is left out, so that both versions can own such a changefeed.
         optional = ("columns", "event_filters", "skipped", "audit_s", "epoch", "filter_update")
-        for member in optional:
+        for member in (*optional, *_READING):
             if not doc[member]:
                 del doc[member]
         if self.zero_dates == NULL_DATES:
@@ -264,7 +283,7 @@ class ChangefeedInfo:
                 map(EventFilter.from_document, doc.get("event_filters", ()))
             )
             doc["skipped"] = tuple(Skipped(**each) for each in doc.get("skipped", ()))
-            for member in ("audit_s", "epoch"):
+            for member in ("audit_s", "epoch", *_READING):
                 doc[member] = int(doc.get(member, 0))
             if doc.get("filter_update") is not None:
                 doc["filter_update"] = FilterUpdate.from_document(doc["filter_update"])

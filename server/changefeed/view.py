@@ -49,6 +49,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
         }
         | ({"audit_seconds": changefeed.audit_s} if changefeed.audit_s else {})
         | _event_filters(changefeed)
+        | _retention(changefeed)
         | _readers(changefeed)
         | _reading(changefeed)
         | _filter_update(changefeed)
@@ -262,15 +263,50 @@ def filter_change(answer: pb.UpdateChangefeedResponse) -> dict[str, Any]:
 
 def _readers(changefeed: pb.Changefeed) -> dict[str, Any]:
     """The readers that have a name; nothing where none has."""
-    readers = [
-        {
-            "name": each.name,
-            "checkpoint_tso": each.checkpoint_ts,
-            "checkpoint_time": time_of(each.checkpoint_ts),
-        }
+    readers = [_reader(each) for each in changefeed.readers]
+    if not readers:
+        return {}
+    return {"readers": readers, "reader_ttl_seconds": changefeed.reader_ttl_s}
+
+
+def _reader(reader: pb.Reader) -> dict[str, Any]:
+    return {
+        "name": reader.name,
+        "checkpoint_tso": reader.checkpoint_ts,
+        "checkpoint_time": time_of(reader.checkpoint_ts),
+        # A capture of an earlier version says neither.
+        "state": reader.state or "holding",
+        "silent_seconds": reader.silent_s,
+    }
+
+
+def reader_rows(changefeed: pb.Changefeed, now_s: float) -> list[dict[str, Any]]:
+    """The readers that have a name as `list-readers` shows them at `now_s`, in seconds since
+    1970.
+    """
+    return [
+        _reader(each)
+        | {"lag_seconds": round(max(0.0, now_s - physical_ms(each.checkpoint_ts) / 1000), 1)}
         for each in changefeed.readers
     ]
-    return {"readers": readers} if readers else {}
+
+
+def _retention(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """How much acknowledged history is kept, and how much there is; nothing where none is kept."""
+    if not (changefeed.retain_s or changefeed.retain_bytes):
+        return {}
+    document: dict[str, Any] = {
+        "seconds": changefeed.retain_s,
+        "bytes": changefeed.retain_bytes,
+    }
+    if changefeed.HasField("kept_history"):
+        kept = changefeed.kept_history
+        document |= {
+            "kept_tso": kept.kept_ts,
+            "kept_time": time_of(kept.kept_ts),
+            "kept_bytes": kept.bytes,
+        }
+    return {"retain": document}
 
 
 def _filter_update(changefeed: pb.Changefeed) -> dict[str, Any]:

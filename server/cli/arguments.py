@@ -14,11 +14,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 from gcsafepoint.worker.config import DurationError, parse_duration_ns
+from sink.retention import Retention
 from storage.model.errors import InvalidError
 from storage.model.ts import MAX_TS
 
 _COUNT_MAX: Final = (1 << 31) - 1
 _BYTES_MAX: Final = (1 << 63) - 1
+_SIZE = re.compile(r"(?P<number>[0-9]{1,18})\s*(?P<unit>[KMGT]iB|B)", re.I)
+_UNITS: Final = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _CHOICES = re.compile(r"invalid choice: '(?P<given>.*?)' \(choose from (?P<names>.*)\)$", re.S)
 
 
@@ -82,6 +85,26 @@ def period(text: str) -> int:
         return 0 if text == "off" else count(str(parse_duration_ns(text) // 10**9))
     except DurationError as err:
         raise argparse.ArgumentTypeError(err.message) from None
+
+
+def retention(text: str) -> Retention:
+    """How much history is kept: a duration such as 24h, a size such as 50GiB, both with a comma
+    between, or `off`; raises ArgumentTypeError.
+    """
+    age_s = size_bytes = 0
+    for part in () if text == "off" else re.split(r"[,|]", text):
+        size = _SIZE.fullmatch(part.strip())
+        if size is None and not age_s:
+            age_s = period(part.strip())
+        elif size is not None and not size_bytes:
+            size_bytes = int(size["number"]) * _UNITS[size["unit"].lower()]
+        else:
+            raise argparse.ArgumentTypeError(f"{text!r} says a time, or a size, twice")
+    if size_bytes > _BYTES_MAX or (text != "off" and not (age_s or size_bytes)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a time such as 24h, nor a size such as 50GiB, nor both (24h,50GiB)"
+        )
+    return Retention(age_s, size_bytes)
 
 
 def seconds(text: str) -> float:

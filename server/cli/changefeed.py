@@ -14,6 +14,7 @@ from server.changefeed.view import (
     detail,
     filter_change,
     history,
+    reader_rows,
     statistics,
     summary,
     synced,
@@ -21,10 +22,11 @@ from server.changefeed.view import (
     unread_warning,
 )
 from server.cli import changefeed_create, dump
-from server.cli.arguments import add_yes, confirm, period, seconds, timestamp
+from server.cli.arguments import add_yes, confirm, period, retention, seconds, timestamp
 from server.cli.output import Output, add_watch, table
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
+from sink.retention import Retention
 
 _COLUMNS = (
     ("ID", "id"),
@@ -37,6 +39,14 @@ _COLUMNS = (
     ("TARGET", "summary.sink_uri"),
     ("ERROR", "summary.error.code"),
     ("READ AGAIN", "summary.rereads"),
+)
+_READER_COLUMNS = (
+    ("READER", "name"),
+    ("STATE", "state"),
+    ("LAG S", "lag_seconds"),
+    ("SILENT S", "silent_seconds"),
+    ("CHECKPOINT", "checkpoint_time"),
+    ("TSO", "checkpoint_tso"),
 )
 _HISTORY_COLUMNS = (("TIME", "time"), ("EVENT", "event"), ("WHAT", "what"))
 _STATISTICS_COLUMNS = tuple(
@@ -122,6 +132,12 @@ def _add_update(update: argparse.ArgumentParser) -> None:
         "--audit", type=period, metavar="DURATION|off", help=changefeed_create.AUDIT_HELP
     )
     update.add_argument(
+        "--retain", type=retention, metavar="TIME|SIZE|off", help=changefeed_create.RETAIN_HELP
+    )
+    update.add_argument(
+        "--reader-ttl", type=period, metavar="DURATION", help=changefeed_create.READER_TTL_HELP
+    )
+    update.add_argument(
         "--filter",
         action="append",
         default=[],
@@ -165,9 +181,10 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         (
             "update",
             update_changefeed,
-            "give it another filter, sink URI, what unclear DDL leads to, or audit",
+            "give it another filter, sink URI, what unclear DDL leads to, audit, or retention",
         ),
         ("move-table", move_table, "let another capture pull and serve one of its tables"),
+        ("list-readers", list_readers, "its readers that have a name, and how far each is behind"),
         ("add-reader", add_reader, "give a reader of its rows a name and a position of its own"),
         ("remove-reader", remove_reader, "hold no changes for such a reader any more"),
         ("remove", remove_changefeed, "forget it, and let GC go on"),
@@ -184,9 +201,18 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
             )
         if name.endswith("-reader"):
             verb.add_argument("--reader", required=True, metavar="NAME", help="its option `reader`")
+        if name == "add-reader":
+            verb.add_argument(
+                "--start-ts",
+                type=timestamp,
+                default=0,
+                metavar="TSO",
+                help="it begins with what was committed after it (default: with the first that is kept, "
+                "which is at the checkpoint without --retain)",
+            )
         if name == "remove-reader":
             add_yes(verb)
-        if name == "query":
+        if name in ("query", "list-readers"):
             add_watch(verb)
         if name in ("resume", "remove"):
             add_yes(verb)
@@ -281,9 +307,17 @@ async def move_table(remote: Remote, arguments: argparse.Namespace) -> Output:
     return Output(table_status(answer.table))
 
 
+async def list_readers(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """The readers that have a name."""
+    changefeed = await _queried(remote, arguments.changefeed_id)
+    return Output(reader_rows(changefeed, time.time()), _READER_COLUMNS)
+
+
 async def add_reader(remote: Remote, arguments: argparse.Namespace) -> Output:
     """One more reader, with a position of its own."""
-    request = pb.AddReaderRequest(id=arguments.changefeed_id, name=arguments.reader)
+    request = pb.AddReaderRequest(
+        id=arguments.changefeed_id, name=arguments.reader, start_ts=arguments.start_ts
+    )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).AddReader(request, timeout=CALL_S)
     return Output(detail(answer.changefeed))
@@ -337,6 +371,8 @@ async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         sink_uri=arguments.sink_uri,
         on_unclear_ddl=arguments.on_unclear_ddl,
         audit_s=arguments.audit,
+        retention=_retention_message(arguments.retain),
+        reader_ttl_s=arguments.reader_ttl,
         filter=rules,
         no_dump=arguments.no_dump,
         dry_run=arguments.dry_run,
@@ -345,6 +381,12 @@ async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         answer = await ChangefeedServiceStub(channel).UpdateChangefeed(request, timeout=CALL_S)
     shown = filter_change(answer) | ({} if arguments.dry_run else detail(answer.changefeed))
     return Output({"dry_run": True} | shown if arguments.dry_run else shown)
+
+
+def _retention_message(retained: Retention | None) -> pb.Retention | None:
+    if retained is None:
+        return None
+    return pb.Retention(retain_s=retained.age_s, retain_bytes=retained.size_bytes)
 
 
 async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:

@@ -16,10 +16,11 @@ from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 from gcsafepoint.explain.explanation import time_of
 from server.changefeed.source import FORCE_REPLICATE, with_option
 from server.changefeed.view import check_document, detail
-from server.cli.arguments import add_yes, confirm, period, timestamp
+from server.cli.arguments import add_yes, confirm, period, retention, timestamp
 from server.cli.output import Output, table
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
+from sink.retention import Retention
 from storage.model.errors import InvalidError, UnavailableError
 from storage.model.ts import physical_ms
 from storage.tidb.field_type import NULL_DATES, SHOWN_DATES
@@ -35,6 +36,16 @@ UNCLEAR_HELP = (
 AUDIT_HELP = (
     "compare the lake with its source all the time, slowly: each table whole within DURATION, 1m "
     "to 2160h, such as 1h; a difference is a warning of the changefeed"
+)
+RETAIN_HELP = (
+    "keep what readers have acknowledged, for readers that come later: for a time (24h), up to a "
+    "size of the sorted rows on the captures' disks (50GiB), or both (24h,50GiB: what is over "
+    "either goes). It does not hold the upstream's GC, and begins anew when the changefeed is "
+    "started again"
+)
+READER_TTL_HELP = (
+    "a reader that has a name and acknowledges nothing for so long is held for no more: what it "
+    "has yet to take may go"
 )
 _CHECK_COLUMNS = (("TABLE", "table"), ("REPLICATED", "replicated"), ("COLUMNS, OR WHY NOT", "what"))
 _LARGE_GAP_S = 86_400
@@ -159,6 +170,20 @@ def _add_rows(create: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--audit", type=period, default=0, metavar="DURATION", help=f"{AUDIT_HELP} (default: off)"
     )
+    create.add_argument(
+        "--retain",
+        type=retention,
+        default=Retention(),
+        metavar="TIME|SIZE",
+        help=f"{RETAIN_HELP} (default: off)",
+    )
+    create.add_argument(
+        "--reader-ttl",
+        type=period,
+        default=0,
+        metavar="DURATION",
+        help=f"{READER_TTL_HELP} (default: 168h)",
+    )
 
 
 async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -192,6 +217,9 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         ignore_ineligible_table=ignore_ineligible,
         on_unclear_ddl=arguments.on_unclear_ddl,
         audit_s=arguments.audit,
+        retain_s=arguments.retain.age_s,
+        retain_bytes=arguments.retain.size_bytes,
+        reader_ttl_s=arguments.reader_ttl,
     )
     async with remote.capture() as channel:
         if arguments.dry_run:

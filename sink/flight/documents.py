@@ -256,6 +256,7 @@ def described(feed: FeedDescription) -> Answer:
         "resolved_ts": feed.resolved_ts,
         **({"skipped": [list(each) for each in feed.skipped]} if feed.skipped else {}),
         **({"epoch": feed.epoch} if feed.epoch else {}),
+        **({"kept_ts": feed.kept_ts} if feed.kept_ts else {}),
         **tables,
         "ddls": [asdict(ddl) for ddl in feed.ddls],
     }

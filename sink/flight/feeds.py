@@ -72,6 +72,8 @@ class FeedDescription:
     """Ranges `(start_ts, end_ts]` that an operator chose not to deliver, ascending."""
     epoch: int = 0
     """How often its checkpoint was moved back."""
+    kept_ts: int = 0
+    """Where acknowledged history is kept: rows above it can be read, too; 0: it is not."""
 
 
 @dataclass(frozen=True, slots=True)

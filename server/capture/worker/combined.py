@@ -94,6 +94,14 @@ class Share(Protocol):
         """Everything up to `ts` of the table (None: of the share) is committed."""
         ...
 
+    def keep_above(self, ts: int) -> None:
+        """See `Sink.keep_above`."""
+        ...
+
+    def kept_ts(self) -> int:
+        """See `Sink.kept_ts`; of the share."""
+        ...
+
 
 class CombinedSink:
     """Implements `server.capture.processor.Sink` over the shares that own the tables."""
@@ -110,6 +118,8 @@ class CombinedSink:
         self._moved = threading.Condition()
         self._moves = 0
         """How often tables went from one share to another."""
+        self.keep_ts = 0
+        """What is acknowledged is kept above it; 0: it is not kept."""
 
     def adopt(self, span: Span, share: Share) -> None:
         """A table has begun."""
@@ -248,6 +258,15 @@ class CombinedSink:
         if span is not None:
             return self._owner(span).ack(ts, span)
         return min(self._ask_all(lambda share: share.ack(ts)))
+
+    def keep_above(self, ts: int) -> None:
+        """See `Sink.keep_above`."""
+        self._ask_all(lambda share: share.keep_above(ts))
+        self.keep_ts = ts
+
+    def kept_ts(self) -> int:
+        """See `Sink.kept_ts`."""
+        return max(self.keep_ts, *(share.kept_ts() for share in self._shares))
 
     def _ask_all(self, ask: Callable[[Share], T]) -> list[T]:
         return list(self._executor.map(ask, self._shares))

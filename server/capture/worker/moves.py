@@ -108,7 +108,9 @@ class TableMover:
         placement, versions = self._tables.placement, self._tables.catalog.versions
         names = {worker.name for worker in placement.workers}
         if names != there.keys():
-            kept = versions.spans(self._tables.sink.checkpoint_ts())
+            # Those that ended in history that is kept are still read where they are.
+            sink = self._tables.sink
+            kept = versions.spans(sink.keep_ts or sink.checkpoint_ts())
             placement.keep_only({each[0].span for each in kept})
         for name in there.keys() - names:
             await self._join(there[name], shares)

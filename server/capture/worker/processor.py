@@ -71,6 +71,7 @@ class WorkersProcessor(ProcessorPosition):
         self._catalog = assignment.catalog
         self._source = assignment.source
         self.stop_ts = assignment.stop_ts
+        self._keeps_history = assignment.keep_ts > 0
         self._tables: SharedTables | None = None
 
     @property
@@ -132,6 +133,7 @@ class WorkersProcessor(ProcessorPosition):
         shares = self._shared_out(placement, () if schemas is None else placement.workers)
         owners = {span: share for share in shares.values() for span in share.tables}
         sink = CombinedSink(owners, self._workers.executor, shares.values())
+        sink.keep_ts = self.start_ts if self._keeps_history else 0
         tables = SharedTables(self._name, self._catalog, placement, shares, sink)
         async with self._serving(tables), asyncio.TaskGroup() as tasks:
             running = _RunningShares(self, tables, tasks)
@@ -210,7 +212,12 @@ class WorkersProcessor(ProcessorPosition):
         changes: Sequence[TableChange] = (),
     ) -> RemoteShare:
         """A share of the changefeed, which does not run yet."""
-        return RemoteShare(worker, self._name, tables, start_ts, changes, term=self._workers.term)
+        share = RemoteShare(worker, self._name, tables, start_ts, changes, term=self._workers.term)
+        if self._keeps_history:
+            # One that joins later has no tables yet: what the others keep is kept still.
+            sink = self.sink
+            share.keep_ts = sink.keep_ts if sink is not None else start_ts
+        return share
 
 
 class _RunningShares:

@@ -93,6 +93,7 @@ class Mirror:
 
     def __init__(self, start_ts: int) -> None:
         self.resolved_ts = self.checkpoint_ts = start_ts
+        self.kept_ts = 0
         self.stats = ProcessorStats()
         self.ends = 0
         """How many pullers of tables have ended; as new as the checkpoint_ts, or newer."""
@@ -114,6 +115,7 @@ class Mirror:
             )
         self.resolved_ts = max(self.resolved_ts, message.resolved_ts)
         self.acknowledged(message.checkpoint_ts)
+        self.kept_ts = max(self.kept_ts, message.kept_ts)
         self.stats = ProcessorStats(
             message.regions,
             message.staged_bytes,
@@ -167,6 +169,8 @@ class RemoteShare:
         self._worker = worker
         self._changefeed = changefeed
         self.start_ts = start_ts
+        self.keep_ts = 0
+        """What is acknowledged is kept above it from the start on; 0: it is not kept."""
         self._term = term
         self._run = ((RUN_METADATA, uuid.uuid4().hex),)
         self._began = tuple(tables)
@@ -196,6 +200,7 @@ class RemoteShare:
             limited=limited,
             run=self._run[0][1],
             term=self._term,
+            keep_ts=self.keep_ts,
         )
         async with self._worker.connect() as channel:
             stub = WorkerServiceStub(channel)
@@ -311,6 +316,15 @@ class RemoteShare:
         self.mirror.ended(answer.ends)
         self.mirror.acknowledged(answer.share_checkpoint_ts)
         return answer.checkpoint_ts
+
+    def keep_above(self, ts: int) -> None:
+        """See `Share.keep_above`."""
+        request = pb.KeepHistoryRequest(changefeed=self._changefeed, ts=ts)
+        self._ask(lambda stub: stub.KeepHistory(request, timeout=_CALL_S, metadata=self._run))
+
+    def kept_ts(self) -> int:
+        """See `Share.kept_ts`."""
+        return self.mirror.kept_ts
 
     def add(self, tables: Sequence[tuple[SourceTable, int]], start_ts: int) -> None:
         """Pull tables above `start_ts` that another share serves until `count`; each with when its

@@ -129,6 +129,17 @@ class WorkerService:
 
         return await self._asked(request.changefeed, context, ack)
 
+    async def KeepHistory(
+        self, request: pb.KeepHistoryRequest, context: Context
+    ) -> pb.KeepHistoryResponse:
+        """From where on what is acknowledged is kept."""
+
+        def keep(sink: LocalSink) -> pb.KeepHistoryResponse:
+            sink.keep_above(request.ts)
+            return pb.KeepHistoryResponse()
+
+        return await self._asked(request.changefeed, context, keep)
+
     async def AddTables(
         self, request: pb.AddTablesRequest, context: Context
     ) -> pb.AddTablesResponse:
@@ -209,8 +220,12 @@ class _ReportedProgress:
         # The share's positions are read before those of its tables. The other way round they could
         # be above a table's, and the owner would take a range for complete that is not.
         resolved_ts, checkpoint_ts = sink.resolved_ts(), sink.checkpoint_ts()
+        kept_ts = sink.kept_ts()
+        # Those that ended in history that is kept are still read.
+        is_kept = hosted.assignment.keep_ts > 0
+        since_ts = min(checkpoint_ts, kept_ts) if is_kept else checkpoint_ts
         spans = [
-            versions[0].span for versions in hosted.assignment.catalog.versions.spans(checkpoint_ts)
+            versions[0].span for versions in hosted.assignment.catalog.versions.spans(since_ts)
         ]
         self.tables = len(spans)
         moved = [status for span in spans if (status := self._moved(sink, span))]
@@ -225,6 +240,7 @@ class _ReportedProgress:
             checkpoint_ts=checkpoint_ts,
             spans=moved,
             ends=_ends(hosted),
+            kept_ts=kept_ts,
             **asdict(hosted.processor.stats()),
         )
 

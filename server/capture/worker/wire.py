@@ -48,6 +48,7 @@ def assignment(request: pb.RunRequest, source: Source) -> Assignment:
         catalog,
         request.checkpoint_ts,
         request.target_ts,
+        keep_ts=request.keep_ts,
         limited=request.limited,
     )
 

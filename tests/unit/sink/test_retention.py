@@ -19,7 +19,8 @@ def history(*stretches):
 
 
 def floor_s(kept, settings, *, now_s, held_s=1000):
-    ts = kept.raise_floor(settings, START + now_s * SECOND, START + held_s * SECOND)
+    ts = kept.due_floor(settings, START + now_s * SECOND, START + held_s * SECOND)
+    assert kept.give_up(ts) == ts
     return (ts - START) / SECOND
 
 
@@ -109,7 +110,7 @@ def check(steps, *, is_joined):
         ends.append(acked)
         held = max(START, acked - behind * SECOND)
         now = acked + ahead * SECOND
-        before, floor = floor, kept.raise_floor(settings, now, held)
+        before, floor = floor, kept.give_up(kept.due_floor(settings, now, held))
 
         assert before <= floor <= max(before, min(acked, held))
         if floor == before:

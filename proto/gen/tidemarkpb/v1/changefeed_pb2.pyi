@@ -498,6 +498,10 @@ class Changefeed(_message.Message):
     FILTER_UPDATE_FIELD_NUMBER: _builtins.int
     IGNORE_INELIGIBLE_TABLE_FIELD_NUMBER: _builtins.int
     READERS_FIELD_NUMBER: _builtins.int
+    RETAIN_S_FIELD_NUMBER: _builtins.int
+    RETAIN_BYTES_FIELD_NUMBER: _builtins.int
+    READER_TTL_S_FIELD_NUMBER: _builtins.int
+    KEPT_HISTORY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -518,6 +522,10 @@ class Changefeed(_message.Message):
     """
     ignore_ineligible_table: _builtins.bool
     """As in CreateChangefeedRequest."""
+    retain_s: _builtins.int
+    """As in CreateChangefeedRequest; reader_ttl_s is never 0."""
+    retain_bytes: _builtins.int
+    reader_ttl_s: _builtins.int
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStatus]: ...
     @_builtins.property
@@ -562,6 +570,10 @@ class Changefeed(_message.Message):
     def readers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reader]:
         """Those that have a name."""
 
+    @_builtins.property
+    def kept_history(self) -> Global___KeptHistory:
+        """Only while it runs and keeps history."""
+
     def __init__(
         self,
         *,
@@ -594,14 +606,44 @@ class Changefeed(_message.Message):
         filter_update: Global___FilterUpdate | None = ...,
         ignore_ineligible_table: _builtins.bool = ...,
         readers: _abc.Iterable[Global___Reader] | None = ...,
+        retain_s: _builtins.int = ...,
+        retain_bytes: _builtins.int = ...,
+        reader_ttl_s: _builtins.int = ...,
+        kept_history: Global___KeptHistory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "error", b"error", "filter_update", b"filter_update", "holding", b"holding", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "error", b"error", "filter_update", b"filter_update", "holding", b"holding", "kept_history", b"kept_history", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "filter_update", b"filter_update", "holding", b"holding", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "maintainer", b"maintainer", "readers", b"readers", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "filter_update", b"filter_update", "holding", b"holding", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "ignored_tables", b"ignored_tables", "kept_history", b"kept_history", "lake_job", b"lake_job", "maintainer", b"maintainer", "reader_ttl_s", b"reader_ttl_s", "readers", b"readers", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Changefeed: _TypeAlias = Changefeed  # noqa: Y015
+
+@_typing.final
+class KeptHistory(_message.Message):
+    """What readers have acknowledged and can still be read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEPT_TS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    kept_ts: _builtins.int
+    """It lies above it."""
+    bytes: _builtins.int
+    """As the sorter's blocks hold it, up to the checkpoint."""
+    def __init__(
+        self,
+        *,
+        kept_ts: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "kept_ts", b"kept_ts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptHistory: _TypeAlias = KeptHistory  # noqa: Y015
 
 @_typing.final
 class Reader(_message.Message):
@@ -609,18 +651,28 @@ class Reader(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SILENT_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     checkpoint_ts: _builtins.int
     """Up to where it has acknowledged."""
+    state: _builtins.str
+    """holding: what it has yet to take is kept; let go: it has been silent for too long, and is held for no more; lost: what it
+    needs next is gone.
+    """
+    silent_s: _builtins.int
+    """For how long it has acknowledged nothing, in seconds."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         checkpoint_ts: _builtins.int = ...,
+        state: _builtins.str = ...,
+        silent_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "name", b"name", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -679,17 +731,21 @@ class AddReaderRequest(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    START_TS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
+    start_ts: _builtins.int
+    """Where it begins; 0: with the first that is kept, which is at the checkpoint where no history is."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         name: _builtins.str = ...,
+        start_ts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name", "start_ts", b"start_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -806,6 +862,9 @@ class CreateChangefeedRequest(_message.Message):
     ZERO_DATES_FIELD_NUMBER: _builtins.int
     AUDIT_S_FIELD_NUMBER: _builtins.int
     EVENT_FILTERS_FIELD_NUMBER: _builtins.int
+    RETAIN_S_FIELD_NUMBER: _builtins.int
+    RETAIN_BYTES_FIELD_NUMBER: _builtins.int
+    READER_TTL_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     start_ts: _builtins.int
@@ -820,6 +879,11 @@ class CreateChangefeedRequest(_message.Message):
     """
     audit_s: _builtins.int
     """As in Changefeed."""
+    retain_s: _builtins.int
+    """What readers have acknowledged is kept for so long, and up to such a size; 0: no such limit, both: nothing is kept."""
+    retain_bytes: _builtins.int
+    reader_ttl_s: _builtins.int
+    """A reader with a name that acknowledges nothing for so long is held for no more; 0: 7 days."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]: ...
     @_builtins.property
@@ -848,10 +912,13 @@ class CreateChangefeedRequest(_message.Message):
         zero_dates: _builtins.str = ...,
         audit_s: _builtins.int = ...,
         event_filters: _abc.Iterable[Global___EventFilter] | None = ...,
+        retain_s: _builtins.int = ...,
+        retain_bytes: _builtins.int = ...,
+        reader_ttl_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1193,6 +1260,8 @@ class UpdateChangefeedRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     NO_DUMP_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
+    READER_TTL_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     """How to log in at the sink, which stays where it is; empty: as before."""
@@ -1204,11 +1273,16 @@ class UpdateChangefeedRequest(_message.Message):
     """What tables hold that come by the new filter is not copied."""
     dry_run: _builtins.bool
     """Only say what the new filter would change."""
+    reader_ttl_s: _builtins.int
     @_builtins.property
     def filter(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The new table filter, as in CreateChangefeedRequest; empty: as before. It is in force when everything up to now is
         at the target.
         """
+
+    @_builtins.property
+    def retention(self) -> Global___Retention:
+        """As in CreateChangefeedRequest; left out: as before."""
 
     def __init__(
         self,
@@ -1220,16 +1294,47 @@ class UpdateChangefeedRequest(_message.Message):
         filter: _abc.Iterable[_builtins.str] | None = ...,
         no_dump: _builtins.bool = ...,
         dry_run: _builtins.bool = ...,
+        retention: Global___Retention | None = ...,
+        reader_ttl_s: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "audit_s", b"audit_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "audit_s", b"audit_s", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "audit_s", b"audit_s", "dry_run", b"dry_run", "filter", b"filter", "id", b"id", "no_dump", b"no_dump", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "audit_s", b"audit_s", "dry_run", b"dry_run", "filter", b"filter", "id", b"id", "no_dump", b"no_dump", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention", "sink_uri", b"sink_uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__audit_s: _TypeAlias = _typing.Literal["audit_s"]  # noqa: Y015
     _WhichOneofArgType__audit_s: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s"]  # noqa: Y015
+    _WhichOneofReturnType__reader_ttl_s: _TypeAlias = _typing.Literal["reader_ttl_s"]  # noqa: Y015
+    _WhichOneofArgType__reader_ttl_s: _TypeAlias = _typing.Literal["_reader_ttl_s", b"_reader_ttl_s"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__audit_s) -> _WhichOneofReturnType__audit_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reader_ttl_s) -> _WhichOneofReturnType__reader_ttl_s | None: ...
 
 Global___UpdateChangefeedRequest: _TypeAlias = UpdateChangefeedRequest  # noqa: Y015
+
+@_typing.final
+class Retention(_message.Message):
+    """As in CreateChangefeedRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RETAIN_S_FIELD_NUMBER: _builtins.int
+    RETAIN_BYTES_FIELD_NUMBER: _builtins.int
+    retain_s: _builtins.int
+    retain_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        retain_s: _builtins.int = ...,
+        retain_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["retain_bytes", b"retain_bytes", "retain_s", b"retain_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retention: _TypeAlias = Retention  # noqa: Y015
 
 @_typing.final
 class UpdateChangefeedResponse(_message.Message):

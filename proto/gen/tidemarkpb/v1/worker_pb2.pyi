@@ -38,6 +38,7 @@ class RunRequest(_message.Message):
     LIMITED_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    KEEP_TS_FIELD_NUMBER: _builtins.int
     changefeed: _builtins.str
     checkpoint_ts: _builtins.int
     target_ts: _builtins.int
@@ -48,6 +49,8 @@ class RunRequest(_message.Message):
     """This run of the share, unlike any other."""
     term: _builtins.int
     """The owner's: one that is elected later has a higher one. A share of an earlier term, or run, ends first."""
+    keep_ts: _builtins.int
+    """What is acknowledged is kept above it until KeepHistory says something else; 0: it is not kept."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[_changefeed_pb2.Table]: ...
     @_builtins.property
@@ -65,10 +68,11 @@ class RunRequest(_message.Message):
         limited: _builtins.bool = ...,
         run: _builtins.str = ...,
         term: _builtins.int = ...,
+        keep_ts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "changes", b"changes", "checkpoint_ts", b"checkpoint_ts", "limited", b"limited", "run", b"run", "tables", b"tables", "target_ts", b"target_ts", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "changes", b"changes", "checkpoint_ts", b"checkpoint_ts", "keep_ts", b"keep_ts", "limited", b"limited", "run", b"run", "tables", b"tables", "target_ts", b"target_ts", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -256,6 +260,7 @@ class ShareProgress(_message.Message):
     ENDS_FIELD_NUMBER: _builtins.int
     PULLED_TS_FIELD_NUMBER: _builtins.int
     SORTED_TS_FIELD_NUMBER: _builtins.int
+    KEPT_TS_FIELD_NUMBER: _builtins.int
     resolved_ts: _builtins.int
     """The least of all tables of the share."""
     checkpoint_ts: _builtins.int
@@ -273,6 +278,8 @@ class ShareProgress(_message.Message):
     pulled_ts: _builtins.int
     """How far all pullers of the share are, and how far all its tables are sorted; 0: not known. Both may go back."""
     sorted_ts: _builtins.int
+    kept_ts: _builtins.int
+    """What is committed above it can be read, of all tables."""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanProgress]: ...
     def __init__(
@@ -290,10 +297,11 @@ class ShareProgress(_message.Message):
         ends: _builtins.int = ...,
         pulled_ts: _builtins.int = ...,
         sorted_ts: _builtins.int = ...,
+        kept_ts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "ends", b"ends", "pulled_ts", b"pulled_ts", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorted_ts", b"sorted_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "spans", b"spans", "staged_bytes", b"staged_bytes", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "ends", b"ends", "kept_ts", b"kept_ts", "pulled_ts", b"pulled_ts", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorted_ts", b"sorted_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "spans", b"spans", "staged_bytes", b"staged_bytes", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -633,6 +641,43 @@ class AckShareResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AckShareResponse: _TypeAlias = AckShareResponse  # noqa: Y015
+
+@_typing.final
+class KeepHistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEED_FIELD_NUMBER: _builtins.int
+    TS_FIELD_NUMBER: _builtins.int
+    changefeed: _builtins.str
+    ts: _builtins.int
+    def __init__(
+        self,
+        *,
+        changefeed: _builtins.str = ...,
+        ts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "ts", b"ts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepHistoryRequest: _TypeAlias = KeepHistoryRequest  # noqa: Y015
+
+@_typing.final
+class KeepHistoryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepHistoryResponse: _TypeAlias = KeepHistoryResponse  # noqa: Y015
 
 @_typing.final
 class AddTablesRequest(_message.Message):

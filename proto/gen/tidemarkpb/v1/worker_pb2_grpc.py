@@ -74,6 +74,11 @@ class WorkerServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.AckShareRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.AckShareResponse.FromString,
                 _registered_method=True)
+        self.KeepHistory = channel.unary_unary(
+                '/tidemarkpb.v1.WorkerService/KeepHistory',
+                request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.KeepHistoryRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.KeepHistoryResponse.FromString,
+                _registered_method=True)
         self.AddTables = channel.unary_unary(
                 '/tidemarkpb.v1.WorkerService/AddTables',
                 request_serializer=tidemarkpb_dot_v1_dot_worker__pb2.AddTablesRequest.SerializeToString,
@@ -160,6 +165,13 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepHistory(self, request, context):
+        """What is acknowledged is kept above a ts; it only moves forward. For a share whose RunRequest has a keep_ts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AddTables(self, request, context):
         """A table moves from one share to another in three steps, so that one of them always serves it. It is added to the
         second share, which pulls it but says nothing of it in what it says of all its tables.
@@ -238,6 +250,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.AckShare,
                     request_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.AckShareRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_worker__pb2.AckShareResponse.SerializeToString,
+            ),
+            'KeepHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepHistory,
+                    request_deserializer=tidemarkpb_dot_v1_dot_worker__pb2.KeepHistoryRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_worker__pb2.KeepHistoryResponse.SerializeToString,
             ),
             'AddTables': grpc.unary_unary_rpc_method_handler(
                     servicer.AddTables,
@@ -481,6 +498,33 @@ class WorkerService:
             '/tidemarkpb.v1.WorkerService/AckShare',
             tidemarkpb_dot_v1_dot_worker__pb2.AckShareRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_worker__pb2.AckShareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.WorkerService/KeepHistory',
+            tidemarkpb_dot_v1_dot_worker__pb2.KeepHistoryRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_worker__pb2.KeepHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,8 @@ class WorkerServiceStub:
     PlanTables: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PlanTablesRequest, _worker_pb2.PlanTablesResponse]
     """The slices that hold the rows of a range."""
     AckShare: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AckShareRequest, _worker_pb2.AckShareResponse]
+    KeepHistory: _grpc.UnaryUnaryMultiCallable[_worker_pb2.KeepHistoryRequest, _worker_pb2.KeepHistoryResponse]
+    """What is acknowledged is kept above a ts; it only moves forward. For a share whose RunRequest has a keep_ts."""
     AddTables: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AddTablesRequest, _worker_pb2.AddTablesResponse]
     """A table moves from one share to another in three steps, so that one of them always serves it. It is added to the
     second share, which pulls it but says nothing of it in what it says of all its tables.
@@ -88,6 +90,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     PlanTables: _aio.UnaryUnaryMultiCallable[_worker_pb2.PlanTablesRequest, _worker_pb2.PlanTablesResponse]  # type: ignore[assignment]
     """The slices that hold the rows of a range."""
     AckShare: _aio.UnaryUnaryMultiCallable[_worker_pb2.AckShareRequest, _worker_pb2.AckShareResponse]  # type: ignore[assignment]
+    KeepHistory: _aio.UnaryUnaryMultiCallable[_worker_pb2.KeepHistoryRequest, _worker_pb2.KeepHistoryResponse]  # type: ignore[assignment]
+    """What is acknowledged is kept above a ts; it only moves forward. For a share whose RunRequest has a keep_ts."""
     AddTables: _aio.UnaryUnaryMultiCallable[_worker_pb2.AddTablesRequest, _worker_pb2.AddTablesResponse]  # type: ignore[assignment]
     """A table moves from one share to another in three steps, so that one of them always serves it. It is added to the
     second share, which pulls it but says nothing of it in what it says of all its tables.
@@ -167,6 +171,14 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.AckShareRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.AckShareResponse, _abc.Awaitable[_worker_pb2.AckShareResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def KeepHistory(
+        self,
+        request: _worker_pb2.KeepHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.KeepHistoryResponse, _abc.Awaitable[_worker_pb2.KeepHistoryResponse]]:
+        """What is acknowledged is kept above a ts; it only moves forward. For a share whose RunRequest has a keep_ts."""
 
     @_abc_1.abstractmethod
     def AddTables(

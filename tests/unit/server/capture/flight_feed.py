@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from server.capture.feed import Delivery, Reading
+from server.capture.feed import Feed as RealFeed
 from server.capture.flight import OwnerFeeds
+from server.capture.history import KeptHistory
+from server.capture.processor import ProcessorPosition
 from server.capture.readers import Readers
 from server.capture.run import LocalSink
 from server.changefeed.info import State
@@ -46,10 +49,24 @@ class Shape:
         return encode_record(self.info, {"id": identity} | values)
 
 
+class KnownFeed(SimpleNamespace):
+    """What of a changefeed follows from the rest."""
+
+    kept_ts = RealFeed.kept_ts
+    start_of_reader = RealFeed.start_of_reader
+
+
+class RunningProcessor(ProcessorPosition):
+    """A processor that is where its sink is."""
+
+    def locations(self, _span):
+        return ()
+
+
 class Feed:
     """A changefeed that runs: what Flight knows of it."""
 
-    def __init__(self, directory, *shapes):
+    def __init__(self, directory, *shapes, keeps=False):
         self.sorter = Sorter(
             directory,
             SorterSettings(
@@ -58,6 +75,8 @@ class Feed:
         )
         self.versions = Versions(START, [shape.source for shape in shapes])
         self.sink = LocalSink(self.sorter, memory_quota_bytes=1 << 20)
+        if keeps:
+            self.sink.keep_above(START)
         for spans in self.versions.spans(START):
             self.sink.follow(spans, START)
         self.sink.start()
@@ -69,6 +88,10 @@ class Feed:
             checkpoint_ts=START,
             resolved_ts=START,
         )
+        if keeps:
+            processor = RunningProcessor()
+            processor.sink, processor.start_ts = self.sink, START
+        self.processor = processor
         info = self.info = SimpleNamespace(
             state=State.NORMAL,
             error=None,
@@ -88,7 +111,8 @@ class Feed:
         reading = self.reading = Reading(0.0)
         self.delivery = Delivery(START)
         self.readers = Readers({}, START, has_lake_job=False)
-        feed = SimpleNamespace(
+        self.history = KeptHistory(is_kept=keeps)
+        feed = self.feed = KnownFeed(
             id="feed",
             info=info,
             processor=processor,
@@ -96,6 +120,7 @@ class Feed:
             reading=reading,
             delivery=self.delivery,
             readers=self.readers,
+            history=self.history,
         )
         self.feeds = OwnerFeeds(SimpleNamespace(feed=lambda _: feed))
 

@@ -253,8 +253,8 @@ def test_a_slow_reader_holds_what_it_has_yet_to_take_and_a_fast_one_goes_on(open
     for ts in range(1001, 1041):
         feed.put(A, ts, ts, x=ts)
     feed.resolve(1040)
-    feed.readers.add("fast", START)
-    feed.readers.add("slow", START)
+    feed.readers.add("fast", START, START)
+    feed.readers.add("slow", START, START)
     position, took = START, []
     while position < 1040:
         end = feed.latest(position, rows=7)
@@ -287,7 +287,7 @@ def test_readers_that_are_not_known_or_ask_for_one_table_are_refused_by_name(ope
         feed.feeds.describe("feed", reader="etl")
     with pytest.raises(ReaderNotExistsError):
         feed.feeds.ack("feed", None, 1040, reader="etl")
-    feed.readers.add("etl", START)
+    feed.readers.add("etl", START, START)
     with pytest.raises(ReaderNotExistsError, match="say which one"):
         feed.feeds.ack("feed", None, 1040)
     for reader in ("", "etl"):

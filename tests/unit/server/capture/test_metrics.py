@@ -10,9 +10,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from server.capture.audit import Audit
 from server.capture.feed import Reading
+from server.capture.history import KeptHistory
 from server.capture.metrics import FeedCollector
 from server.capture.processor import ProcessorStats
-from server.capture.readers import Readers
+from server.capture.readers import ReaderRecord, Readers
 from server.changefeed.info import State
 
 NAME = re.compile(
@@ -31,6 +32,8 @@ def feed():
         resolved_ts=ts_ago(60), checkpoint_ts=ts_ago(100), stats=lambda: stats
     )
     info = SimpleNamespace(state=State.NORMAL, error=None)
+    history = KeptHistory(is_kept=True)
+    history.size_bytes = 5000
     return SimpleNamespace(
         id="bank",
         processor=processor,
@@ -39,7 +42,9 @@ def feed():
         job=None,
         audit=Audit(),
         reading=Reading(time.monotonic() - 300),
-        readers=Readers({"etl": ts_ago(40)}, ts_ago(100), has_lake_job=True),
+        readers=Readers({"etl": ReaderRecord(ts_ago(40))}, ts_ago(100), has_lake_job=True),
+        history=history,
+        kept_ts=ts_ago(160),
     )
 
 

@@ -1,0 +1,94 @@
+"""The acknowledged history that a changefeed keeps (docs/design/0035): how much there is, and what
+of it need not be kept any more.
+
+History is that of one run of a changefeed: its sorter is empty when the next one begins.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gcsafepoint.explain.explanation import time_of
+from server.capture.processor import Sink
+from sink.holds import Holds
+from sink.retention import RetainedHistory, Retention
+from sink.versions import Versions
+from sorter.errors import RangeCleanedError, TableNotFoundError
+
+
+def not_kept(changefeed: str, start_ts: int, kept_ts: int) -> RangeCleanedError:
+    """What to say to a reader that asks for more than is kept."""
+    return RangeCleanedError(
+        f"changefeed {changefeed} keeps what was committed after {kept_ts} ({time_of(kept_ts)}), and "
+        f"what was between {start_ts} and then is gone: begin at {kept_ts} or later. A longer history "
+        "is kept by `tidemark cli changefeed update --retain`, from then on"
+    )
+
+
+class KeptHistory:
+    """What of a changefeed's acknowledged history its run keeps."""
+
+    def __init__(self, *, is_kept: bool) -> None:
+        self.changing = asyncio.Lock()
+        """Held while some of it is given up, and while a reader is given its place in it."""
+        self.size_bytes = 0
+        """As of the last look."""
+        self.is_kept = is_kept
+        """Whether the run keeps any: it does until its end then."""
+        self._sink: Sink | None = None
+        self._history = RetainedHistory(0)
+
+    def begin(self, *, is_kept: bool) -> None:
+        """Another run begins: nothing of the one before is kept."""
+        self.is_kept, self.size_bytes, self._sink = is_kept, 0, None
+
+    def look(self, sink: Sink, due: "Due") -> None:
+        """Measure what was acknowledged since the last look, and give up what is due; blocks.
+
+        Raises:
+            TidemarkError: a capture that has some of the tables does not answer; the next look
+                does what this one left.
+        """
+        if sink is not self._sink:
+            # It may have been acknowledged a while before this first look.
+            self._sink, self._history = sink, RetainedHistory(sink.kept_ts())
+        history = self._history
+        # A table that was pulled again, or has moved, is kept from there on only.
+        history.give_up(sink.kept_ts())
+        acknowledged = (history.acknowledged_ts, sink.checkpoint_ts())
+        for start_ts, end_ts in _stretches(due.versions, *acknowledged):
+            history.acknowledged(end_ts, _size_bytes(sink, start_ts, end_ts))
+        due_ts = history.due_floor(due.retention, sink.resolved_ts(), due.held_ts)
+        # No reader can begin within a stretch where tables were read again.
+        due_ts = due.holds.acknowledged(due_ts)
+        if due_ts > history.floor_ts:
+            sink.keep_above(due_ts)
+            history.give_up(due_ts)
+        self.size_bytes = history.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What decides how much of a history is kept."""
+
+    retention: Retention
+    held_ts: int
+    """A reader has yet to take what lies above it."""
+    versions: Versions
+    holds: Holds
+
+
+def _stretches(versions: Versions, start_ts: int, end_ts: int) -> Iterator[tuple[int, int]]:
+    """The range, divided at schema changes: nothing is planned across one."""
+    while start_ts < end_ts:
+        until_ts = min(versions.next_change(start_ts), end_ts)
+        yield start_ts, until_ts
+        start_ts = until_ts
+
+
+def _size_bytes(sink: Sink, start_ts: int, end_ts: int) -> int:
+    try:
+        return sum(part.bytes for part in sink.plan_tables(None, start_ts, end_ts))
+    except (RangeCleanedError, TableNotFoundError):
+        # A table has come, gone or moved just now: what it had here is not kept.
+        return 0

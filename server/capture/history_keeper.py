@@ -1,0 +1,55 @@
+"""Looks after the histories of changefeeds and their readers, every two seconds: history that need
+not be kept any more is given up, and readers that are silent for too long let go.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import structlog
+
+from server.capture.feed import Feed
+from server.capture.history import Due
+from storage.model.errors import TidemarkError
+
+_LOOK_EVERY_S: Final = 2.0
+_log = structlog.get_logger(__name__)
+
+
+async def keep_histories(feeds: Mapping[str, Feed]) -> None:
+    """Look at all of them again and again, until cancelled."""
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        await look_at(list(feeds.values()))
+
+
+async def look_at(feeds: Collection[Feed]) -> None:
+    """Look at changefeeds that run here, one after the other."""
+    for feed in feeds:
+        if feed.processor.sink is None:
+            continue
+        lost_below_ts = feed.kept_ts if feed.history.is_kept else 0
+        for name in feed.readers.let_go(feed.info.reader_limit_s, lost_below_ts):
+            _log.warning(
+                "reader is held for no more", changefeed=feed.id, reader=name, kept_ts=feed.kept_ts
+            )
+        if feed.history.is_kept:
+            await _give_up_due(feed)
+
+
+async def _give_up_due(feed: Feed) -> None:
+    async with feed.history.changing:
+        sink = feed.processor.sink
+        if sink is None:
+            return
+        due = Due(
+            feed.info.retention,
+            # Read under the lock: a reader that comes now has its place already.
+            feed.readers.held_ts(),
+            feed.catalog.versions,
+            feed.catalog.holds,
+        )
+        try:
+            await asyncio.to_thread(feed.history.look, sink, due)
+        except TidemarkError as err:
+            _log.warning("history cannot be given up now", changefeed=feed.id, error=str(err))
