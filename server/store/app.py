@@ -26,7 +26,7 @@ from server.store.feed.hub import FeedHub
 from server.store.feed.service import ChangeDataService, FeedBackend
 from server.store.gc import AutoGc, Collector, CollectorParts
 from server.store.handover import Handover
-from server.store.identity import Identity, announce, load_identity, report_regions
+from server.store.identity import Identity, announce, founded, load_identity, report_regions
 from server.store.methods import METHODS
 from server.store.paced_scan import ByteRate
 from server.store.region_table import RegionGate, RegionTable
@@ -120,6 +120,8 @@ async def _serving(
                 # After the port is bound: the coordinator hands the address out, and clients call
                 # at once.
                 await announce(pd, identity, config.advertise_addr or bound)
+                if identity.is_founder:
+                    await parts.group.submit([founded])
                 _log.info(
                     "store joined", cluster_id=identity.cluster_id, store_id=identity.store_id
                 )

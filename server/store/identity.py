@@ -1,16 +1,23 @@
 """Who this store is: its cluster, its id and its regions,
 kept in its own database from before it first speaks.
+
+A store that finds no cluster makes its first regions, and is a founder until the coordinator has
+taken them (Bootstrap). Of two founders one loses. It must never serve the regions that it made:
+with two stores for the same keys, each would have a part of the rows. So it drops them at its next
+start, and joins as a store without regions.
 """
 
 import json
 from dataclasses import dataclass
 
+import structlog
 from kvproto import metapb_pb2 as metapb
 
 from server.rpc.pd import AlreadyBootstrappedError, PdClient
 from storage.codec import encode_bytes
 from storage.kv import KV, WriteBatch
 from storage.model.errors import ConflictError, CorruptError
+from storage.mvcc.engine import Draft
 from storage.mvcc.record import META_COLUMN
 from storage.mvcc.region import Region, RegionMap, decode_regions, encode_regions
 
@@ -19,7 +26,11 @@ VERSION = "8.5.0"
 
 REGIONS_KEY = META_COLUMN + b"regions"
 _STORE_KEY = META_COLUMN + b"store"
+_FOUNDING_KEY = META_COLUMN + b"founding"
+"""There while the store's first regions are not known to be the cluster's."""
 _FORMAT = 1
+
+_log = structlog.get_logger(__name__)
 
 
 class ClusterMismatchError(ConflictError):
@@ -35,40 +46,50 @@ class Identity:
     cluster_id: int
     store_id: int
     regions: RegionMap
+    is_founder: bool = False
+    """Whether it made these regions, and the coordinator has yet to take them."""
 
 
 async def load_identity(kv: KV, pd: PdClient, split_keys: list[bytes]) -> Identity:
     """Read the identity; a new directory gets new ids,
-    and the first regions when the cluster has none; durable.
+    and the first regions when the cluster has none; durable. Regions that it made for a cluster
+    which another store has founded are dropped.
 
     Raises:
         ClusterMismatchError: the directory was written for another cluster.
     """
     stored = kv.get(_STORE_KEY)
     if stored is not None:
-        return _stored(kv, stored, pd)
+        identity = _stored(kv, stored, pd)
+        if identity.is_founder and await _has_lost(pd, identity.store_id):
+            return _without_regions(kv, identity)
+        return identity
     store_id = await pd.alloc_id()
     regions = [] if await pd.is_bootstrapped() else await _first_regions(pd, split_keys)
     batch = WriteBatch()
     document = {"format": _FORMAT, "cluster_id": pd.cluster_id, "store_id": store_id}
     batch.put(_STORE_KEY, json.dumps(document).encode())
     batch.put(REGIONS_KEY, encode_regions(regions))
+    if regions:
+        batch.put(_FOUNDING_KEY, b"")
     # Ids on disk before anybody is told: a store that came back with other ids would be a second
     # one.
     kv.write(batch, sync=True)
-    return Identity(pd.cluster_id, store_id, RegionMap(regions))
+    return Identity(pd.cluster_id, store_id, RegionMap(regions), is_founder=bool(regions))
 
 
 async def announce(pd: PdClient, identity: Identity, address: str) -> None:
     """Register the store and its regions with the coordinator;
-    a new cluster is bootstrapped with them.
+    a new cluster is bootstrapped with them. Submit `founded` when it returns.
 
     Raises:
         ClusterMismatchError: another store has bootstrapped the cluster that this one was about to.
     """
     store = metapb.Store(id=identity.store_id, address=address, version=VERSION, state=metapb.Up)
     regions = list(identity.regions)
-    if regions and not await pd.is_bootstrapped():
+    # A founder asks whether or not the cluster has one by now: only the coordinator's answer says
+    # whose regions are the first.
+    if identity.is_founder or (regions and not await pd.is_bootstrapped()):
         last = regions[-1]
         # Bootstrap takes one region: the last part, which has kept its id. The others are reported
         # after it, as splits of it.
@@ -76,12 +97,36 @@ async def announce(pd: PdClient, identity: Identity, address: str) -> None:
         try:
             await pd.bootstrap(store, region_message(whole, identity.store_id))
         except AlreadyBootstrappedError as err:
-            raise ClusterMismatchError(
-                f"another store bootstrapped cluster {identity.cluster_id} first; "
-                "start this one again with an empty --data-dir"
-            ) from err
+            # It may have been this store, whose answer was lost.
+            if await _has_lost(pd, identity.store_id):
+                raise ClusterMismatchError(
+                    f"another store bootstrapped cluster {identity.cluster_id} first; "
+                    "start this one again: it joins without regions"
+                ) from err
     await pd.put_store(store)
     await report_regions(pd, identity.regions, identity.store_id)
+
+
+def founded(draft: Draft) -> None:
+    """The store is registered, and its regions are the cluster's."""
+    draft.delete(_FOUNDING_KEY)
+
+
+async def _has_lost(pd: PdClient, store_id: int) -> bool:
+    """Whether another store has founded the cluster: it is there, and does not know this one."""
+    if not await pd.is_bootstrapped():
+        return False
+    return all(store.id != store_id for store in await pd.stores())
+
+
+def _without_regions(kv: KV, identity: Identity) -> Identity:
+    """Drop the regions; nobody was ever told of them, so nothing lies in them."""
+    _log.info("another store founded the cluster; joining without regions")
+    batch = WriteBatch()
+    batch.put(REGIONS_KEY, encode_regions([]))
+    batch.delete(_FOUNDING_KEY)
+    kv.write(batch, sync=True)
+    return Identity(identity.cluster_id, identity.store_id, RegionMap([]))
 
 
 async def report_regions(pd: PdClient, regions: RegionMap, store_id: int) -> None:
@@ -123,4 +168,5 @@ def _stored(kv: KV, data: bytes, pd: PdClient) -> Identity:
             f"the data directory belongs to cluster {cluster_id}, the coordinator at {pd.address} "
             f"to {pd.cluster_id}; correct --coordinator or --data-dir"
         )
-    return Identity(cluster_id, store_id, decode_regions(regions))
+    is_founder = kv.get(_FOUNDING_KEY) is not None
+    return Identity(cluster_id, store_id, decode_regions(regions), is_founder=is_founder)
