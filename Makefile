@@ -162,7 +162,7 @@ test-unit: setup ## Unit and property tests
 	$(BIN)/pytest -q -n $(TEST_JOBS) tests/unit $(call once_more,tests/unit)
 
 .PHONY: test-sim
-test-sim: setup ## A thousand simulated clusters of captures, and bugs that they must find
+test-sim: setup ## Simulated clusters: a thousand of captures, sixty whole ones, and bugs that they must find
 	$(BIN)/pytest -q -n $(TEST_JOBS) tests/sim $(call once_more,tests/sim)
 
 SEED ?= 1
@@ -170,6 +170,10 @@ SEEDS ?= 1
 .PHONY: sim
 sim: setup ## Simulate captures by their seeds: SEED=7 tells one, SEEDS=1000 simulates many
 	PYTHONHASHSEED=0 $(BIN)/python -W ignore -m tests.sim --seed $(SEED) --seeds $(SEEDS) $(if $(filter 1,$(SEEDS)),--explain)
+
+.PHONY: sim-cluster
+sim-cluster: setup ## Simulate whole clusters by their seeds: SEED=7 tells one, SEEDS=1000 simulates many
+	PYTHONHASHSEED=0 PYTHONPATH=.:proto/gen:sink/spark $(BIN)/python -W ignore -m tests.sim.whole --seed $(SEED) --seeds $(SEEDS) $(if $(filter 1,$(SEEDS)),--explain)
 
 .PHONY: test-integration
 test-integration: setup jars-s3 readers kafka ## Real daemons, real sockets, real etcd, real Spark

@@ -76,10 +76,10 @@ class Sorter:
         directory: Path,
         settings: SorterSettings = DEFAULTS,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Open in `directory`, and remove whatever an earlier process left there; `clock` gives
-        monotonic seconds.
+        monotonic seconds (None: this machine's).
 
         Raises:
             DirectoryLockedError: another process uses the directory.
@@ -99,12 +99,12 @@ class Sorter:
             # The error's traceback keeps this object alive, and with it the lock.
             self._directory.close()
             raise
-        self._disk = DiskStatus(settings.disk_retry_s, clock)
+        self._clock = clock or time.monotonic
+        self._disk = DiskStatus(settings.disk_retry_s, self._clock)
         self._spiller = Spiller(self._counters, settings.memory_bytes, settings.block_bytes)
         self._compaction = Compaction()
         self._block_bytes = settings.block_bytes
         self._clean_interval_s = settings.clean_interval_s
-        self._clock = clock
         self._lock = threading.Lock()
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
         self._unique_ids = itertools.count(1)

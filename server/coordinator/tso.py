@@ -134,7 +134,7 @@ class TimestampOracle:
         cls,
         metadata: FencedMetadata,
         key: bytes,
-        clock_ns: Callable[[], int] = time.time_ns,
+        clock_ns: Callable[[], int] | None = None,
         *,
         must_exist: bool = False,
     ) -> "TimestampOracle":
@@ -147,7 +147,7 @@ class TimestampOracle:
         """
         limit = DurableLimit(metadata, key)
         await limit.load(must_exist=must_exist)
-        oracle = cls(metadata, limit, clock_ns)
+        oracle = cls(metadata, limit, clock_ns or time.time_ns)
         # Also when the old limit lies ahead: the first window has to be this leader's own write,
         # under its fence.
         await oracle._grow()

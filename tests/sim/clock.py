@@ -5,7 +5,15 @@ import contextlib
 import selectors
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from random import Random
 from typing import Any
+
+from tests.sim.process import Process, current_process
+
+EPOCH_S = 1_800_000_000
+"""What the simulation's wall clock shows when its time is 0."""
+_TASK_S = (0.0001, 0.004)
+_STOPPED_S = 0.05
 
 
 class DeadlockError(AssertionError):
@@ -13,10 +21,15 @@ class DeadlockError(AssertionError):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """What would run in threads runs at once, in order: so a run depends on its seed alone."""
+    """What would run in threads runs in the loop: so a run depends on its seed alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, chance: Random | None = None) -> None:
+        """Without `chance` such work is done at once; with it a little later, in pools of one
+        thread in the order of asking.
+        """
         self.now = 1000.0
+        self._chance = chance
+        self._busy_until: dict[int, float] = {}
         super().__init__(_Jump(self))
 
     def time(self) -> float:
@@ -24,14 +37,34 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        """Run it now."""
-        del executor
+        """Run it, in the loop."""
         future = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except Exception as err:  # noqa: BLE001 - as an executor does
-            future.set_exception(err)
+        if self._chance is None:
+            _run(future, func, args)
+            return future
+        process = current_process()
+        delay_s = self._chance.uniform(*_TASK_S) + (process.disk_delay_s if process else 0.0)
+        at_s = self.now + delay_s
+        if getattr(executor, "workers", 0) == 1:
+            at_s = max(at_s, self._busy_until.get(id(executor), 0.0) + 1e-6)
+            self._busy_until[id(executor)] = at_s
+        self.call_at(at_s, self._work, process, future, func, args)
         return future
+
+    def _work(self, process: Process | None, future: Any, func: Any, args: Any) -> None:
+        # Threads of a stopped process stand still, too.
+        if process is not None and process.is_stopped:
+            self.call_later(_STOPPED_S, self._work, process, future, func, args)
+        # Work that has not begun is not begun any more when nobody waits for it.
+        elif not future.cancelled():
+            _run(future, func, args)
+
+
+def _run(future: Any, func: Callable[..., Any], args: Any) -> None:
+    try:
+        future.set_result(func(*args))
+    except Exception as err:  # noqa: BLE001 - as an executor does
+        future.set_exception(err)
 
 
 class _Jump(selectors.SelectSelector):
@@ -49,20 +82,26 @@ class _Jump(selectors.SelectSelector):
 
 
 @contextlib.contextmanager
-def _as_monotonic(loop: VirtualLoop) -> Iterator[None]:
-    """The product asks the monotonic clock, too."""
-    real = time.monotonic
-    time.monotonic = loop.time
+def _as_clocks(loop: VirtualLoop) -> Iterator[None]:
+    """The product asks the monotonic clock, too, and the wall clock of its machine."""
+
+    def wall_s() -> float:
+        process = current_process()
+        return EPOCH_S + loop.now + (process.clock_ahead_s if process is not None else 0.0)
+
+    real = time.monotonic, time.time, time.time_ns
+    time.monotonic, time.time = loop.time, wall_s
+    time.time_ns = lambda: int(wall_s() * 1_000_000_000)
     try:
         yield
     finally:
-        time.monotonic = real
+        time.monotonic, time.time, time.time_ns = real
 
 
-def simulated(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run to the end in simulated time."""
-    loop = VirtualLoop()
-    with _as_monotonic(loop):
+def simulated(main: Coroutine[Any, Any, Any], chance: Random | None = None) -> Any:
+    """Run to the end in simulated time; see `VirtualLoop` for `chance`."""
+    loop = VirtualLoop(chance)
+    with _as_clocks(loop):
         try:
             return loop.run_until_complete(main)
         finally:

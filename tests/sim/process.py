@@ -11,7 +11,14 @@ _CURRENT: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("pro
 class Process:
     """Everything that `start` runs, and all tasks that come of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.clock_ahead_s = 0.0
+        """How far its machine's wall clock is ahead of the simulation's."""
+        self.disk_delay_s = 0.0
+        """How much longer than usual its threads take."""
+        self.is_dead = False
+        """Whether it was killed: nothing of it reaches anybody."""
         self._runs = asyncio.Event()
         self._runs.set()
         self._main: asyncio.Task[Any] | None = None
@@ -23,10 +30,8 @@ class Process:
 
     def start(self, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run it, as this process."""
-        context = contextvars.copy_context()
-        context.run(_CURRENT.set, self)
         loop = asyncio.get_running_loop()
-        self._main = loop.create_task(main, context=context)
+        self._main = loop.create_task(main, context=in_process(self))
         return self._main
 
     @property
@@ -50,10 +55,23 @@ class Process:
 
     async def kill(self) -> None:
         """End it; its links are cut before, so that its last wishes reach nobody."""
+        self.is_dead = True
         self.go_on()
         assert self._main is not None
         self._main.cancel()
         await asyncio.wait([self._main])
+
+
+def current_process() -> Process | None:
+    """The process whose task runs now."""
+    return _CURRENT.get()
+
+
+def in_process(process: Process) -> contextvars.Context:
+    """A context for tasks of this process."""
+    context = contextvars.copy_context()
+    context.run(_CURRENT.set, process)
+    return context
 
 
 class _Steps:

@@ -59,18 +59,18 @@ class Leadership:
         fence: Sequence[Compare] = (),
         deadline: Callable[[], float] = lambda: math.inf,
         refusal: Callable[[], NotLeaderError] = NotLeaderError,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.fence = tuple(fence)
         self.ended = asyncio.Event()
         self.reason = ""
         """Why it was given up, if there is more to say than that the lease is over."""
-        self.since = clock()
+        self._clock = clock or time.monotonic
+        self.since = self._clock()
         """Monotonic seconds; what was seen before says nothing about it."""
         self._deadline = deadline
         self.refusal = refusal
         """What is answered once it has ended."""
-        self._clock = clock
         self._timeouts: set[asyncio.Timeout] = set()
 
     @property

@@ -46,7 +46,7 @@ class Members:
     before the first `update` only itself.
     """
 
-    def __init__(self, me: pdpb_pb2.Member, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, me: pdpb_pb2.Member, clock: Callable[[], float] | None = None) -> None:
         self.me = me
         self.leadership: Leadership | None = None
         """Our own, while we lead: it is newer than any reading of the metadata."""
@@ -54,7 +54,7 @@ class Members:
         """All members; for some minutes also those that are gone."""
         self._leader: pdpb_pb2.Member | None = None
         self._stale_at = 0.0
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._updated = asyncio.Event()
 
     def set_own(self, me: pdpb_pb2.Member) -> None:

@@ -1,0 +1,168 @@
+"""What must hold at every moment, and at the end."""
+
+import asyncio
+import itertools
+
+from server.changefeed import keys
+from server.changefeed.info import ChangefeedInfo, State, checkpoint_of
+from storage.codec import encode_bytes
+from storage.mvcc.engine import Versions
+from storage.tidb.record import decode_record, record_key
+from tests.sim.checks import BrokenError
+from tests.sim.whole.cluster import FEED, Cluster
+from tests.sim.whole.history import TABLE_IDS
+from tests.sim.whole.lake import Lake
+from tests.sim.whole.machine import STORES
+from tests.sim.whole.workload import COUNT, INFOS
+
+_LOOK_EVERY_S = 0.25
+_ENDS_WITHIN_S = 180.0
+_GC_SAFE_POINT = b"/pd/7/gc/safe_point"
+
+
+class Checks:
+    """Looks at a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._checkpoint_ts = 0
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """See that everything holds now.
+
+        Raises:
+            BrokenError: it does not.
+        """
+        cluster = self._cluster
+        cluster.history.settle([cluster.machines[name].disk for name in STORES])
+        _expect(not cluster.defects, f"nobody expected this: {cluster.defects}")
+        self._check_alone()
+        self._check_regions()
+        await self._check_feed()
+
+    def _check_alone(self) -> None:
+        """Of those who must be one at a time there is one, as far as they know themselves."""
+        now_s = asyncio.get_running_loop().time()
+        up = [each for each in self._cluster.machines.values() if each.is_up]
+        leading = {
+            "coordinators": [
+                each.name
+                for each in up
+                if (current := each.parts.get("term")) is not None
+                and current.term is not None
+                and current.term.leadership.held
+            ],
+            "GC workers": [
+                each.name
+                for each in up
+                if (worker := each.parts.get("worker")) is not None and worker.election.leads
+            ],
+            "owners": [
+                each.name
+                for each in up
+                if each.feeds is not None
+                and (owning := each.feeds._maintainers).owner.is_active
+                and owning._lease is not None
+                and now_s < owning._lease.deadline
+            ],
+        }
+        for who, names in leading.items():
+            _expect(len(names) <= 1, f"{who} that lead: {names}")
+        for name, process in self._cluster.clients.items():
+            _expect(process.is_dead or not process.end, f"{name} ended: {process.end}")
+        for each in up:
+            _expect(not each.process.end, f"{each.name} ended: {each.process.end}")
+
+    def _check_regions(self) -> None:
+        """No key is served by two stores."""
+        served = sorted(
+            (region.start_key, region.end_key or b"\xff" * 16, name)
+            for name in STORES
+            if (store := self._cluster.machines[name].parts.get("store")) is not None
+            for region in store.gate.regions
+        )
+        for (_, end, one), (start, _, other) in itertools.pairwise(served):
+            _expect(end <= start, f"{one} and {other} serve the same keys, from {start.hex()} on")
+
+    async def _check_feed(self) -> None:
+        cluster = self._cluster
+        meta, lake = cluster.meta, cluster.lakes[FEED]
+        point = await meta.get(_GC_SAFE_POINT)
+        status, info = await meta.get(keys.status(FEED)), await meta.get(keys.info(FEED))
+        if status is None or info is None:
+            return
+        record = ChangefeedInfo.from_json(info.value)
+        checkpoint_ts = checkpoint_of(status.value)
+        before, self._checkpoint_ts = self._checkpoint_ts, checkpoint_ts
+        _expect(checkpoint_ts >= before, f"checkpoint {before} → {checkpoint_ts}")
+        _expect(record.state is not State.FAILED, f"{FEED} has failed: {record.error}")
+        reached_ts = max(lake.acked_ts, record.start_ts)
+        _expect(
+            checkpoint_ts <= reached_ts, f"checkpoint {checkpoint_ts}, acknowledged {reached_ts}"
+        )
+        safe_point = int(point.value, 16) if point else 0
+        _expect(safe_point < checkpoint_ts, f"GC to {safe_point}, the checkpoint {checkpoint_ts}")
+        for name in STORES:
+            store = cluster.machines[name].parts.get("store")
+            begun = store.collector.walk.begun_safe_point if store is not None else 0
+            _expect(begun < checkpoint_ts, f"{name} collects to {begun}: {checkpoint_ts}")
+        self._check_kept(checkpoint_ts)
+
+    def _check_kept(self, ts: int) -> None:
+        """What the changefeed may ask for is in the stores: all rows as of its checkpoint."""
+        cluster = self._cluster
+        states = [Versions(cluster.machines[name].disk) for name in STORES]
+        wanted = cluster.history.at(ts)["accounts"]
+        for number in range(1, COUNT + 1):
+            encoded = encode_bytes(record_key(TABLE_IDS["accounts"], number))
+            values = [value for state in states if (value := state.value(encoded, ts)) is not None]
+            key = record_key(TABLE_IDS["accounts"], number)
+            found = [decode_record(INFOS["accounts"], key, value)["balance"] for value in values]
+            row = wanted.get(number)
+            balances = [row["balance"]] if row else []
+            _expect(found == balances, f"account {number} at {ts}: {found}, not {balances}")
+
+    def committed(self, lake: Lake, end_ts: int) -> None:
+        """A lake has got a cut: it equals the history.
+
+        Raises:
+            BrokenError: it does not.
+        """
+        cluster = self._cluster
+        cluster.history.settle([cluster.machines[name].disk for name in STORES])
+        cluster.tell(f"{lake.changefeed}: cut at {end_ts}")
+        wanted = cluster.history.at(end_ts)
+        for table, rows in wanted.items():
+            if lake.tables.get(table) != rows:
+                differ = {
+                    number: (lake.tables[table].get(number), rows.get(number))
+                    for number in sorted({*rows, *lake.tables[table]})
+                    if lake.tables[table].get(number) != rows.get(number)
+                }
+                raise BrokenError(f"{table} at {end_ts}: the lake and the history: {differ}")
+
+    async def end(self) -> None:
+        """See that the lake gets everything, once nothing is harmed any more.
+
+        Raises:
+            BrokenError: it does not.
+        """
+        cluster, lake = self._cluster, self._cluster.lakes[FEED]
+        last_ts = max((txn.commit_ts or 0 for txn in cluster.history.txns), default=0)
+        deadline = asyncio.get_running_loop().time() + _ENDS_WITHIN_S
+        while lake.end_ts <= last_ts:
+            now_s = asyncio.get_running_loop().time()
+            _expect(now_s < deadline, f"the lake stands at {lake.end_ts}, not {last_ts}")
+            await asyncio.sleep(_LOOK_EVERY_S)
+        await self.look()
+
+
+def _expect(holds: bool, what: str) -> None:
+    if not holds:
+        raise BrokenError(what)

@@ -1,0 +1,283 @@
+"""A whole cluster, and what is harmed of it."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
+
+from gcsafepoint.worker.config import Bounds
+from gcsafepoint.worker.records import write_config
+from server.changefeed import keys
+from server.changefeed.info import ChangefeedInfo
+from server.gc_worker.view import MetaRecords
+from storage.meta.client import EtcdMeta
+from storage.meta.embedded import EmbeddedEtcd
+from storage.model.errors import TidemarkError
+from tests.memory_kv import MemoryKV
+from tests.sim.process import Process
+from tests.sim.whole import machine as machines
+from tests.sim.whole.history import History
+from tests.sim.whole.lake import Lake
+from tests.sim.whole.machine import Machine
+from tests.sim.whole.transport import Net, SimChannel
+from tests.sim.whole.workload import SPLIT_KEYS, Bank
+
+FEED = "bank"
+CLIENTS = ("joe", "kim")
+_CREATED_BY_S = 90.0
+_LEADERS_FIRST = 0.7
+
+
+class Cluster:
+    """All of it; `tell` gets what happens."""
+
+    def __init__(self, chance: Random, directory: Path, tell: Callable[[str], None]) -> None:
+        self.chance = chance
+        self.net = Net(chance)
+        self.etcd = EmbeddedEtcd(MemoryKV(), clock=asyncio.get_running_loop().time)
+        self.meta = EtcdMeta(self.etcd)
+        self.history = History()
+        self.bank = Bank(self.history, chance)
+        self.defects: list[str] = []
+        self.trace = hashlib.sha256()
+        self._tell = tell
+        opens = {
+            **{name: machines.coordinator(name) for name in machines.COORDINATORS},
+            **{name: machines.store(name, SPLIT_KEYS) for name in machines.STORES},
+            **{name: machines.gc_worker(name) for name in machines.WORKERS},
+            **{name: machines.capture(name, directory) for name in machines.CAPTURES},
+        }
+        self.machines = {
+            name: Machine(name, each, self.etcd, chance) for name, each in opens.items()
+        }
+        self.clients = {name: Process(name) for name in CLIENTS}
+        self.lakes: dict[str, Lake] = {}
+        self._is_pausing = False
+
+    def machine(self, name: str) -> Machine:
+        """The machine of that name."""
+        return self.machines[name]
+
+    def tell(self, what: str) -> None:
+        """Something happened: to be told, and to be the same whenever the seed is."""
+        self.trace.update(f"{asyncio.get_running_loop().time():.6f} {what}\n".encode())
+        self._tell(what)
+
+    def captures(self) -> list[Machine]:
+        """The captures that are there, stopped or not."""
+        return [self.machines[name] for name in machines.CAPTURES if self.machines[name].is_up]
+
+    async def pause(self, least_s: float, most_s: float) -> None:
+        """Some time passes."""
+        await asyncio.sleep(self.chance.uniform(least_s, most_s))
+
+    async def start(self) -> None:
+        """Start all machines, write the schema, create the changefeed, let GC begin."""
+        for each in self.machines.values():
+            each.start()
+        await write_config(
+            MetaRecords(self.meta),
+            {"tikv_gc_life_time": "4s", "tikv_gc_run_interval": "5s"},
+            Bounds(least_ms=1000),
+        )
+        async with asyncio.timeout(_CREATED_BY_S):
+            await self._until(self._shared)
+            await self._until(self.bank.open)
+            await self._until(self._create)
+        for name in CLIENTS:
+            self.start_client(name)
+
+    def start_client(self, name: str) -> None:
+        """A client begins, or begins again."""
+        self.clients[name] = Process(name)
+        self.clients[name].start(self.bank.run())
+
+    async def _until(self, attempt: Callable[[], Any]) -> None:
+        while True:
+            try:
+                await attempt()
+            except TidemarkError as err:
+                self._tell(str(err))
+                await asyncio.sleep(0.5)
+            else:
+                return
+
+    async def _shared(self) -> None:
+        """See that both stores serve some of the keys."""
+        stores = [self.machines[name].parts.get("store") for name in machines.STORES]
+        if not all(store is not None and list(store.gate.regions) for store in stores):
+            raise AskedError("a store has no regions yet")
+
+    async def _create(self) -> None:
+        request = pb.CreateChangefeedRequest(
+            id=FEED, sink_uri=f"delta:///{FEED}", filter=["bank.*"]
+        )
+        await self.asked("CreateChangefeed", request)
+
+    async def asked(self, method: str, request: Any) -> Any:
+        """A call to any capture.
+
+        Raises:
+            TidemarkError: it was refused, or there was no answer.
+        """
+        address = f"{self.chance.choice(machines.CAPTURES)}:8300"
+        async with SimChannel(self.net, address) as channel:
+            call: Any = getattr(ChangefeedServiceStub(channel), method)  # type: ignore[arg-type]
+            try:
+                return await call(request, timeout=20.0)
+            except Exception as err:
+                raise AskedError(str(err)) from err
+
+    # What happens
+
+    async def kill(self) -> None:
+        """A machine dies, or only its daemon, and comes back after a while."""
+        chosen = self._victim()
+        if not chosen.is_up:
+            return
+        with_power = self.chance.random() < 0.5
+        self.tell(f"kill {chosen.name}{'' if with_power else ', and its power'}")
+        await chosen.kill(with_power=with_power)
+        await self.pause(0.0, 12.0)
+        chosen.start()
+        self.tell(f"{chosen.name} is back")
+
+    async def kill_client(self) -> None:
+        """A client dies, whatever it was doing; another one comes."""
+        name = self.chance.choice(CLIENTS)
+        process = self.clients[name]
+        if process.is_dead:
+            return
+        self.tell(f"kill {name}")
+        await process.kill()
+        await self.pause(0.0, 5.0)
+        self.start_client(name)
+
+    async def hang(self) -> None:
+        """A machine stands still, for less or more than its lease."""
+        chosen = self._victim()
+        process = chosen.process
+        self.tell(f"stop {chosen.name}")
+        process.stop()
+        await self.pause(0.1, 15.0)
+        process.go_on()
+        self.tell(f"{chosen.name} goes on")
+
+    async def cut(self) -> None:
+        """A machine does not reach some others for a while, nor perhaps the metadata."""
+        chosen = self._victim()
+        others = [
+            name
+            for name in (*self.machines, *CLIENTS)
+            if name != chosen.name and self.chance.random() < 0.6
+        ]
+        self.net.cut_off(chosen.name, others)
+        link = chosen.link
+        if self.chance.random() < 0.5:
+            link.is_cut = True
+        self.tell(f"cut {chosen.name} from {', '.join(others)}")
+        await self.pause(0.1, 15.0)
+        self.net.heal(chosen.name)
+        if chosen.is_up:
+            link.is_cut = False
+        self.tell(f"{chosen.name} is linked")
+
+    async def lose(self) -> None:
+        """Calls of a machine are lost, late or doubled, or their answers are."""
+        chosen = self._victim()
+        self.tell(f"{chosen.name} loses")
+        self.net.losses[chosen.name] = 0.3
+        link = chosen.link
+        link.loses = 0.3
+        await self.pause(1.0, 8.0)
+        self.net.losses.pop(chosen.name, None)
+        link.loses = 0.0
+        self.tell(f"{chosen.name} loses no more")
+
+    async def slow(self) -> None:
+        """A machine's disk is slow."""
+        chosen = self._victim()
+        process = chosen.process
+        process.disk_delay_s = self.chance.choice((0.05, 0.3, 1.0))
+        self.tell(f"{chosen.name} has a slow disk")
+        await self.pause(1.0, 8.0)
+        process.disk_delay_s = 0.0
+
+    async def fill(self) -> None:
+        """A store's disk is full for a while."""
+        chosen = self.machines[self.chance.choice(machines.STORES)]
+        self.tell(f"{chosen.name} has a full disk")
+        disk, disk.is_full = chosen.disk, True  # type: ignore[misc]
+        await self.pause(0.5, 8.0)
+        disk.is_full = chosen.disk.is_full = False
+
+    async def jump(self) -> None:
+        """A machine's wall clock jumps, and is set right again or not."""
+        chosen = self._victim()
+        ahead_s = self.chance.choice((-3600.0, -60.0, -5.0, -0.5, 5.0, 600.0))
+        self.tell(f"the clock of {chosen.name} jumps by {ahead_s} s")
+        chosen.process.clock_ahead_s += ahead_s
+        await self.pause(0.5, 3.0)
+        if self.chance.random() < 0.5 and chosen.is_up:
+            self.tell(f"kill {chosen.name}")
+            await chosen.kill(with_power=True)
+            await self.pause(0.0, 8.0)
+            chosen.start()
+            self.tell(f"{chosen.name} is back")
+        await self.pause(0.5, 10.0)
+        chosen.process.clock_ahead_s = 0.0
+
+    async def pause_feed(self) -> None:
+        """The changefeed is paused and resumed."""
+        if self._is_pausing:
+            return
+        self._is_pausing = True
+        self.tell("pause")
+        await self._until(partial(self._moved, "PauseChangefeed", pb.PauseChangefeedRequest))
+        await self.pause(0.1, 5.0)
+        await self._until(partial(self._moved, "ResumeChangefeed", pb.ResumeChangefeedRequest))
+        self.tell("resumed")
+        self._is_pausing = False
+
+    async def _moved(self, method: str, request: Any) -> None:
+        """Make a call until the changefeed is as it asks: an earlier one may have had no answer."""
+        pair = await self.meta.get(keys.info(FEED))
+        assert pair is not None
+        is_running = ChangefeedInfo.from_json(pair.value).state.is_running
+        if is_running != (method == "ResumeChangefeed"):
+            await self.asked(method, request(id=FEED))
+
+    async def rest(self) -> None:
+        """The lake job stands still, for longer than GC keeps what nobody protects."""
+        lake = self.lakes[FEED]
+        self.tell("the lake job rests")
+        lake.is_resting = True
+        await self.pause(3.0, 15.0)
+        lake.is_resting = False
+
+    def _victim(self) -> Machine:
+        """A machine to harm; of the coordinators most often the one that leads."""
+        kinds = (machines.COORDINATORS, machines.STORES, machines.CAPTURES, machines.WORKERS)
+        chosen = [self.machines[name] for name in self.chance.choice(kinds)]
+        leading = [each for each in chosen if each.leads]
+        if leading and self.chance.random() < _LEADERS_FIRST:
+            return leading[0]
+        return self.chance.choice(chosen)
+
+
+class AskedError(TidemarkError):
+    """A call was refused, or has no answer."""
+
+    code = "ErrAsked"
+
+
+HARM = (
+    *("kill", "kill", "kill_client", "hang", "cut", "lose", "slow", "fill", "jump"),
+    *("pause_feed", "rest"),
+)

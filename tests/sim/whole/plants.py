@@ -1,0 +1,124 @@
+"""Bugs in the product that the simulation of a whole cluster must find."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import gcsafepoint.worker.election
+import gcsafepoint.worker.gc_leader
+import server.store.app
+import server.store.identity
+from gcsafepoint.worker.election import Move
+from server.capture.processor import ProcessorPosition
+from server.capture.safepoint import ChangefeedSafePoints
+from server.coordinator.leadership.leadership import Leadership
+from server.coordinator.tso import Oracle
+from server.puller.tikv.frontier import Frontier
+from storage.kv import WriteBatch
+from storage.meta.client import EtcdMeta
+from storage.meta.meta import Delete, Put
+from storage.model.ts import compose
+from storage.mvcc.change_feed import OpenLocks
+from storage.mvcc.engine import Engine
+from storage.mvcc.gc import RangeGC
+
+_AHEAD = compose(10_000)
+_apply, _hold = Engine.apply, ChangefeedSafePoints.hold
+_init_oracle, _init_range = Oracle.__init__, RangeGC.__init__
+
+
+@dataclass
+class _Unsynced:
+    kv: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kv, name)
+
+    def write(self, batch: WriteBatch, *, sync: bool) -> None:
+        del sync
+        self.kv.write(batch, sync=False)
+
+
+def _apply_unsynced(self: Engine, commands: Any) -> Any:
+    kv, self.kv = self.kv, _Unsynced(self.kv)
+    try:
+        return _apply(self, commands)
+    finally:
+        self.kv = kv
+
+
+async def _never_lost(_pd: Any, _store_id: int) -> bool:
+    return False
+
+
+async def _hold_too_little(
+    self: Any, source: Any, changefeed: str, checkpoint_ts: int, *, failed_s: float = 0.0
+) -> None:
+    await _hold(self, source, changefeed, checkpoint_ts + _AHEAD, failed_s=failed_s)
+
+
+async def _campaign_anyway(self: EtcdMeta, key: bytes, value: bytes, lease: int) -> int:
+    await self.txn((), [Delete(key)])
+    return (await self.txn((), [Put(key, value, lease)])).revision
+
+
+def _without_limit(self: Oracle, limit_ms: int) -> None:
+    _init_oracle(self, limit_ms)
+    self._physical_ms = 0
+
+
+def _collecting_too_much(
+    self: RangeGC, reader: Any, lower: bytes, upper: bytes, safe_point: int
+) -> None:
+    _init_range(self, reader, lower, upper, safe_point + _AHEAD)
+
+
+PLANTS: dict[str, tuple[Any, str, Any]] = {
+    "founders": (server.store.identity, "_has_lost", _never_lost),
+    "locks-ignored": (OpenLocks, "min_start_ts", lambda _self, _key: None),
+    "locks-forgotten": (server.store.app, "stored_locks", lambda _kv: ()),
+    "unsynced": (Engine, "apply", _apply_unsynced),
+    "services-ignored": (
+        gcsafepoint.worker.gc_leader,
+        "limited_by_service",
+        lambda target, *_: target,
+    ),
+    "hold-too-little": (ChangefeedSafePoints, "hold", _hold_too_little),
+    "collect-too-much": (RangeGC, "__init__", _collecting_too_much),
+    "checkpoint-too-early": (
+        ProcessorPosition,
+        "checkpoint_ts",
+        property(lambda self: self.resolved_ts),
+    ),
+    "timestamps-twice": (Oracle, "__init__", _without_limit),
+    "two-coordinators": (
+        Leadership,
+        "held",
+        property(lambda self: not self.ended.is_set()),
+    ),
+    "two-owners": (EtcdMeta, "campaign", _campaign_anyway),
+    "two-collectors": (gcsafepoint.worker.election, "next_move", lambda *_: Move.CLAIM),
+    "fastest-region": (
+        Frontier,
+        "resolved_ts",
+        property(lambda self: max(piece.ts for piece in self._pieces)),
+    ),
+}
+"""Two stores take themselves for the first; resolved timestamps pass locks, or those of before a
+restart; what is answered is not durable; GC asks for no service, a changefeed protects less than it
+needs, a store collects more than it may; a checkpoint is where rows can be read; a timestamp comes
+twice; leases are not looked at, or not respected; a table is complete when one of its regions is.
+"""
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Have a bug for the block; empty: none."""
+    if not name:
+        yield
+        return
+    owner, attribute, wrong = PLANTS[name]
+    with patch.object(owner, attribute, wrong):
+        yield
