@@ -68,6 +68,7 @@ class MariaDb:
     flags: Sequence[str] = ()
     server_id: int = 1
     port: int = 0
+    host: str = "127.0.0.1"
     running: subprocess.Popen[bytes] | None = None
     log: Path = field(init=False)
 
@@ -78,7 +79,7 @@ class MariaDb:
     @property
     def uri(self) -> str:
         """As a source of a changefeed, for root."""
-        return f"mysql://root@127.0.0.1:{self.port}"
+        return f"mysql://root@{self.host}:{self.port}"
 
     def arguments(self) -> list[str]:
         """The command that runs it."""
@@ -100,7 +101,7 @@ class MariaDb:
             f"--tmpdir={self.directory}",
             f"--pid-file={self.directory / 'pid'}",
             f"--log-error={self.log}",
-            "--bind-address=127.0.0.1",
+            f"--bind-address={self.host}",
             f"--port={self.port}",
             f"--server-id={self.server_id}",
         ]
@@ -144,7 +145,7 @@ class MariaDb:
     ) -> "Connection[Cursor]":
         """A session of its own, in autocommit."""
         return pymysql.connect(
-            host="127.0.0.1",
+            host=self.host,
             port=self.port,
             user=user,
             password=password,

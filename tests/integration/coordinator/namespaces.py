@@ -27,10 +27,10 @@ _FLAGS = {"net": "net", "mnt": "mount"}
 
 
 @contextmanager
-def namespace(kind: str) -> Iterator[Namespace]:
-    """A new namespace for the block."""
+def namespace(kind: str, life_s: int = 1800) -> Iterator[Namespace]:
+    """A new namespace for the block, which is not longer than `life_s`."""
     ours = Path(f"/proc/self/ns/{kind}").readlink()
-    holder = subprocess.Popen(["unshare", f"--{_FLAGS[kind]}", "sleep", "1800"])
+    holder = subprocess.Popen(["unshare", f"--{_FLAGS[kind]}", "sleep", str(life_s)])
     try:
         deadline = time.monotonic() + 60
         while Path(f"/proc/{holder.pid}/ns/{kind}").readlink() == ours:
