@@ -134,7 +134,7 @@ def test_a_transaction_of_the_log_is_one_that_committed() -> None:
 ###   @2=NULL
 ### INSERT INTO `changefeed_dump`.`idle`
 ### SET
-###   @1=9
+###   @1=9.5
 COMMIT/*!*/;
 #251128 18:00:01 server id 1  end_log_pos 199 CRC32 0x1 \tGTID 0-1-8 trans
 ### DELETE FROM `chaos`.`members`

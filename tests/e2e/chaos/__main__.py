@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def main() -> int:
     parser.add_argument("--source", choices=_SOURCES, default="mariadb")
     parser.add_argument("--target", default="delta", help=f"by commas: {', '.join(_TARGETS)}")
     parser.add_argument("--faults", default="kill,stop", help=f"by commas: {', '.join(KINDS)}")
-    parser.add_argument("--every", type=float, default=4.0, help="seconds between faults")
+    parser.add_argument("--every", type=float, default=3.0, help="seconds between faults")
     parser.add_argument("--rate", type=float, default=40.0, help="transactions a second")
     parser.add_argument(
         "--small", action="store_true", help="one etcd, one coordinator, two captures"
@@ -67,7 +68,11 @@ def main() -> int:
             parser.error(f"{', '.join(sorted(unknown))}: choose of {', '.join(known)}")
     rooms.enter_namespaces()
     directory = Path(tempfile.mkdtemp(prefix="tidemark-chaos-"))
-    verdict = run(arguments, directory)
+    try:
+        verdict = run(arguments, directory)
+    except Exception as err:  # noqa: BLE001 - a run without a verdict is not right
+        traceback.print_exc()
+        verdict = {"seed": arguments.seed, "error": repr(err), "right": False}
     if verdict["right"] and not arguments.keep:
         shutil.rmtree(directory, ignore_errors=True)
     else:

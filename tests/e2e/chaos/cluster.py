@@ -25,6 +25,8 @@ from tests.mariadb import MariaDb
 
 _READY_S = 300.0
 _SIZES_MIB = {"etcd": 400, "capture": 48, "mariadb": 500, "job": 400}
+_WEIGHTS = {"capture": 2, "mariadb": 3, "store": 3, "job": 3}
+"""Nodes through which rows go have faults more often."""
 _USERS = (
     "SET sql_log_bin = 0;\n"
     "CREATE USER IF NOT EXISTS root@'%';\n"
@@ -63,7 +65,9 @@ class World:
 
     def victims(self) -> dict[str, list[str]]:
         """Which nodes may have which fault, of the kinds that were asked for and can be made."""
-        names = sorted(self.nodes)
+        names = [
+            name for name in sorted(self.nodes) for _ in range(_WEIGHTS.get(_kind_of(name), 1))
+        ]
         able = {
             "kill": names,
             "stop": names,
@@ -111,7 +115,7 @@ class World:
         if jumps and "clock" in self.plan.faults and can_jump():
             clock = Clock(self.directory, name)
         node = Node(name, self.rooms.add(), self.directory / f"{name}.log", clock)
-        size = _SIZES_MIB.get(name.rstrip("0123456789").partition("-")[0])
+        size = _SIZES_MIB.get(_kind_of(name))
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             if size and "disk" in self.plan.faults and self.rooms.isolated:
@@ -206,6 +210,10 @@ def add_job(world: World, target: str, changefeed: str) -> Node:
 def sink_uri(world: World, target: str) -> str:
     """Of a target's lake."""
     return f"{target}://{world.lake(target)}"
+
+
+def _kind_of(name: str) -> str:
+    return name.rstrip("0123456789").partition("-")[0]
 
 
 def _has_leader(world: World) -> bool:

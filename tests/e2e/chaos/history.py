@@ -71,18 +71,19 @@ def parse(lines: Iterable[str], database: str) -> Iterator[Transaction]:
     transaction = Transaction("")
     change = Change("")
     cells: list[Value] = []
+    is_ours = False
     for line in lines:
         if found := _GTID.match(line):
             transaction = Transaction(found[1])
         elif found := _CHANGE.match(line):
-            change = Change(found[2])
-            if found[1] == database:
+            change, is_ours = Change(found[2]), found[1] == database
+            if is_ours:
                 transaction.changes.append(change)
         elif line == "### WHERE":
             cells = change.old
         elif line == "### SET":
             cells = change.new
-        elif found := _CELL.match(line):
+        elif is_ours and (found := _CELL.match(line)):
             cells.append(_value(found[1]))
         elif line.startswith("COMMIT"):
             if transaction.changes:

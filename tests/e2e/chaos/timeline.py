@@ -18,6 +18,8 @@ LENGTHS_S = {
 }
 NET_WAYS = ("cut", "partition", "one-way", "slow")
 CLOCK_MAX_S = 40.0
+CLOCK_FAR_S, CLOCK_FAR_SHARE = 1500.0, 0.3
+"""Some jumps go beyond what a source accepts: `max-clock-skew` is ten minutes."""
 _FIRST_S = 2.0
 _PAUSE_MIN_S = 0.3
 
@@ -52,8 +54,8 @@ class Fault:
 def timeline(
     dice: random.Random, victims: Mapping[str, Sequence[str]], span_s: float, every_s: float
 ) -> list[Fault]:
-    """Faults of the kinds in `victims`, each of which names the nodes that may have it, about every
-    `every_s` seconds; all are over at `span_s`.
+    """Faults of the kinds in `victims`, each of which names the nodes that may have it (one that is
+    there twice, twice as often), about every `every_s` seconds; all are over at `span_s`.
     """
     kinds = [kind for kind in KINDS if victims.get(kind)]
     busy_until: dict[tuple[str, bool], float] = {}
@@ -63,7 +65,7 @@ def timeline(
         node = dice.choice(victims[kind])
         length_s = min(dice.uniform(*LENGTHS_S[kind]), span_s - at_s)
         # Drawn whether or not the fault can be: what comes later does not hang on it.
-        details = _details(dice, kind, [each for each in victims[kind] if each != node])
+        details = _details(dice, kind, sorted({*victims[kind]} - {node}))
         place = (node, kind == "clock")
         if busy_until.get(place, 0.0) <= at_s:
             fault = Fault(round(at_s, 2), kind, node, round(length_s, 2), *details)
@@ -87,5 +89,6 @@ def _details(
         peers = dice.sample(others, dice.randint(1, max(1, len(others) - 1))) if others else []
         return way, tuple(sorted(peers)) if way in ("partition", "one-way") else (), 0.0
     if kind == "clock":
-        return "", (), round(dice.uniform(-CLOCK_MAX_S, CLOCK_MAX_S), 1)
+        most_s = CLOCK_FAR_S if dice.random() < CLOCK_FAR_SHARE else CLOCK_MAX_S
+        return "", (), round(dice.uniform(-most_s, most_s), 1)
     return "", (), 0.0
