@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.chaos.checks import Checker, Verdict
+from tests.e2e.chaos.checks import ACCOUNTS, BANK, OPENING_BALANCE, Checker, Verdict
 from tests.e2e.chaos.history import Change, Tables, Transaction, parse
 from tests.e2e.chaos.lakes import PYTHON
+from tests.e2e.chaos.mariadb_workload import COLUMNS
 from tests.e2e.chaos.timeline import KINDS, timeline
-from tests.e2e.chaos.workload import ACCOUNTS, BANK, COLUMNS, OPENING_BALANCE
 
 
 @pytest.mark.timeout(600)
@@ -67,13 +67,13 @@ def state_at(count: int) -> Tables:
     return tables
 
 
-def verdict_of(spoil: Callable[[int, Tables], None] = lambda _, __: None) -> Verdict:
-    checker = Checker(HISTORY)
+def verdict_of(spoil: Callable[[int, Tables], object] = lambda _, __: None) -> Verdict:
+    checker = Checker(HISTORY, [1, 2, 3, 4, 5])
     for number, count in enumerate(CUTS):
         lake = state_at(count)
         spoil(number, lake)
         checker.check(number, number + 1, lake)
-    return checker.end(state_at(5), [1, 2, 3, 4, 5])
+    return checker.end(state_at(5))
 
 
 def test_the_checks_pass_what_is_right() -> None:
@@ -114,12 +114,20 @@ def test_the_checks_see_what_is_wrong_in_the_last_cut(spoilt: str) -> None:
 
 
 def test_the_checks_see_a_cut_that_goes_back_or_does_not_follow_or_comes_too_early() -> None:
-    checker = Checker(HISTORY)
+    checker = Checker(HISTORY, [5, 6])
     checker.check(0, 1, state_at(4))
     checker.check(2, 3, state_at(3))
-    found = " ".join(checker.end(state_at(5), [1, 2, 3, 4, 5, 6]).wrong)
-    for said in ("does not follow", "went back", "the last cut has", "log lacks [6]"):
+    found = " ".join(checker.end(state_at(5)).wrong)
+    for said in ("does not follow", "went back", "the last cut has", "history lacks [6]"):
         assert said in found
+
+
+def test_a_cut_has_just_what_was_committed_up_to_its_end() -> None:
+    checker = Checker(HISTORY, commit_ts=[10, 20, 30, 40, 50])
+    checker.check(0, 39, state_at(3))
+    assert checker.verdict.wrong == []
+    checker.check(39, 50, state_at(4))
+    assert checker.verdict.wrong == ["cut 2 (50): 4 of 5"]
 
 
 def test_a_transaction_of_the_log_is_one_that_committed() -> None:

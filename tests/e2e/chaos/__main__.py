@@ -1,12 +1,12 @@
 """Checks in the manner of Jepsen: `python -m tests.e2e.chaos --seed N --minutes M
-[--source mariadb] [--target delta,iceberg] [--faults kill,stop,net,disk,clock]`.
+[--source mariadb|store] [--target delta,iceberg] [--faults kill,stop,net,disk,clock]`.
 
-A cluster of real processes (etcd and coordinators, three each, three captures, MariaDB, lake jobs
-in Spark), each in a network of its own where the kernel allows it; writers whose transactions go
-over many tables; and one timeline of faults, all of it from one seed. At last everything is whole
-again, and each cut of each lake is read at its own versions and compared with the server's log.
-The last line is the verdict as JSON; the exit status says whether all was right. A run that is not
-leaves its directory, with lakes and logs.
+A cluster of real processes (three etcd members and three coordinators, three captures, MariaDB or
+a store with its GC worker, lake jobs in Spark), each in a network of its own where the kernel
+allows it; writers whose transactions go over many tables; and one timeline of faults, all of it
+from one seed. At last everything is whole again, and each cut of each lake is read at its own
+versions, and compared with the source's history. The last line is the verdict as JSON; the exit status says
+whether all was right. A run that is not leaves its directory, with lakes and logs.
 """
 
 import argparse
@@ -22,10 +22,12 @@ from typing import Any
 
 from tests.e2e.chaos import rooms
 from tests.e2e.chaos.cluster import Plan, running
-from tests.e2e.chaos.mariadb import MariaDbRun
+from tests.e2e.chaos.mariadb_run import MariaDbRun
+from tests.e2e.chaos.store_run import StoreRun
 from tests.e2e.chaos.timeline import KINDS
 
-_SOURCES, _TARGETS = ("mariadb",), ("delta", "iceberg")
+_SOURCES = {"mariadb": MariaDbRun, "store": StoreRun}
+_TARGETS = ("delta", "iceberg")
 
 
 def run(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     )
     began_s = time.monotonic()
     with running(plan, directory) as world:
-        verdict = MariaDbRun(world, random.Random(arguments.seed)).run(arguments)
+        verdict = _SOURCES[plan.source](world, random.Random(arguments.seed)).run(arguments)
     return {
         "seed": arguments.seed,
         "source": plan.source,

@@ -2,12 +2,16 @@
 promises by itself. Pure.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.e2e.chaos.history import Row, Tables, Transaction, Value
-from tests.e2e.chaos.workload import BANK, LISTS, TOTAL
 
+BANK = ("accounts_a", "accounts_b", "accounts_c")
+LISTS = ("lists_a", "lists_b")
+ACCOUNTS, OPENING_BALANCE = 8, 1000
+TOTAL = len(BANK) * ACCOUNTS * OPENING_BALANCE
 _SAMPLES = 10
 
 
@@ -31,11 +35,23 @@ class Verdict:
 class Checker:
     """Follows one lake, cut after cut."""
 
-    def __init__(self, history: Sequence[Transaction]) -> None:
+    def __init__(
+        self,
+        history: Sequence[Transaction],
+        committed: Iterable[int] = (),
+        commit_ts: Sequence[int] = (),
+    ) -> None:
+        """`committed` are marks whose commit was answered, `commit_ts` those of the history, where
+        they are known.
+        """
         self.verdict = Verdict()
+        self.last = history[-1].mark or 0
+        """The mark of the newest transaction."""
         self.at = 0
         """How many transactions the newest cut shows."""
         self._history = history
+        self._committed = set(committed)
+        self._commit_ts = commit_ts
         self._places = {transaction.mark: place for place, transaction in enumerate(history, 1)}
         self._state: Tables = {}
         self._lists: dict[tuple[str, Value], list[str]] = {}
@@ -49,23 +65,27 @@ class Checker:
         self._end_ts = end_ts
         where = f"cut {self.verdict.cuts} ({end_ts}):"
         self._move(where, lake["marks"])
+        if self._commit_ts and self.at != bisect_right(self._commit_ts, end_ts):
+            self.verdict.fault(where, self.at, "of", bisect_right(self._commit_ts, end_ts))
         for table, rows in lake.items():
             self._compare(f"{where} {table}", rows, self._state.get(table, {}))
         for fault in broken_promises(lake):
             self.verdict.fault(where, fault)
         self._check_lists(where, lake)
 
-    def end(self, server: Tables, committed: Iterable[int]) -> Verdict:
-        """After the last cut: it has the whole history, and is what SELECT shows; and the log has
-        each transaction whose COMMIT was answered.
+    def end(self, source: Tables) -> Verdict:
+        """After the last cut: it has the whole history, which is what the source shows, and which
+        has each transaction whose commit was answered.
         """
         if self.at != len(self._history):
             self.verdict.fault("the last cut has", self.at, "of", len(self._history))
-        lost = set(committed) - self._places.keys()
+        lost = self._committed - self._places.keys()
         if lost:
-            self.verdict.fault("the server's log lacks", sorted(lost)[:5])
-        for table, rows in server.items():
-            self._compare(f"the log's {table} is not SELECT's:", self._state.get(table, {}), rows)
+            self.verdict.fault("the history lacks", sorted(lost)[:5])
+        for table, rows in source.items():
+            self._compare(
+                f"the history's {table} is not the source's:", self._state.get(table, {}), rows
+            )
         return self.verdict
 
     def _move(self, where: str, marks: Mapping[Value, Row]) -> None:
@@ -117,18 +137,24 @@ def broken_promises(lake: Tables) -> list[str]:
     if total != (TOTAL if marked else 0):
         faults.append(f"the bank has {total}, not {TOTAL}")
     for column, place in (("name", 1), ("slot", 2)):
-        values = [row[place] for row in lake["members"].values() if row[place] is not None]
+        values = [row[place] for row in lake["members"].values() if row[place:] and row[place]]
         if len(set(values)) != len(values):
             faults.append(f"members share a {column}: {sorted(map(str, values))}")
-    tallies = [row[1] for row in lake["tallies"].values()]
-    if tallies != ([len(lake["members"])] if marked else []):
-        faults.append(f"the trigger counted {tallies}, members are {len(lake['members'])}")
-    orphans = [row for row in lake["pets"].values() if row[1] not in lake["owners"]]
-    if orphans:
-        faults.append(f"pets without an owner: {orphans}")
+    if "tallies" in lake:
+        faults += _broken_references(lake)
     seen = {str(mark) for mark in lake["marks"]}
     for name in LISTS:
         unseen = {each for row in lake[name].values() for each in str(row[1]).split()} - seen
         if unseen:
             faults.append(f"{name} has {sorted(unseen)[:5]}, which are not marked")
     return faults
+
+
+def _broken_references(lake: Tables) -> Iterator[str]:
+    """What a database keeps by triggers and foreign keys."""
+    tallies = [row[1] for row in lake["tallies"].values()]
+    if tallies != ([len(lake["members"])] if lake["marks"] else []):
+        yield f"the trigger counted {tallies}, members are {len(lake['members'])}"
+    orphans = [row for row in lake["pets"].values() if row[1] not in lake["owners"]]
+    if orphans:
+        yield f"pets without an owner: {orphans}"

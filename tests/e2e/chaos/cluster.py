@@ -3,6 +3,7 @@ were asked for. Ports are the usual ones, as each node has an address of its own
 """
 
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +18,18 @@ from pyspark_tidemark.lake.files import LocalFiles
 from pyspark_tidemark.lake.manifest import DIRECTORY, cuts_in
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
+from storage.codec import encode_i64
 from tests.e2e.chaos.clocks import Clock, can_jump
 from tests.e2e.chaos.nodes import Node, Supervisor
 from tests.e2e.chaos.rooms import Disk, Rooms
 from tests.integration.coordinator.clusters import members_of
+from tests.integration.coordinator.processes import ENVIRONMENT
 from tests.mariadb import MariaDb
 
 _READY_S = 300.0
-_SIZES_MIB = {"etcd": 400, "capture": 48, "mariadb": 500, "job": 400}
-_WEIGHTS = {"capture": 2, "mariadb": 3, "store": 3, "job": 3}
-"""Nodes through which rows go have faults more often."""
+_SIZES_MIB = {"etcd": 400, "capture": 48, "mariadb": 500, "store": 200, "job": 400}
+_WEIGHTS = {"capture": 2, "mariadb": 3, "store": 3}
+"""Daemons through which rows go have faults more often."""
 _USERS = (
     "SET sql_log_bin = 0;\n"
     "CREATE USER IF NOT EXISTS root@'%';\n"
@@ -141,12 +144,16 @@ def running(plan: Plan, directory: Path) -> Iterator[World]:
         _add_daemons(world)
         if plan.source == "mariadb":
             _add_mariadb(world)
+        else:
+            _add_store(world)
         for node in world.nodes.values():
             node.launch()
         _wait("a leader", lambda: _has_leader(world))
         world.supervisor.begin()
         if world.server is not None:
             _wait("MariaDB", world.server.execute, "SELECT 1")
+        else:
+            _wait("GC", lambda: _shorten_gc(world))
         yield world
 
 
@@ -189,6 +196,27 @@ def _add_mariadb(world: World) -> None:
     shutil.copytree(server.prepared_datadir(), place / "data")
     node.set_command(server.arguments())
     world.server = server
+
+
+def _add_store(world: World) -> None:
+    coordinators = ("--coordinator", world.addresses("coordinator", 2379))
+    data = world.directory / "store"
+    keys = ",".join((b"t" + encode_i64(number)).hex() for number in range(101, 108))
+    flags = ("--data-dir", str(data / "data"), "--split-keys", keys, "--gc-poll-interval", "2")
+    world.add_daemon("store", "", *coordinators, *flags, port=20160, directory=data)
+    often = ("--tick-seconds", "1", "--lease-seconds", "4", "--min-gc-time", "1s")
+    world.add_daemon("gc-worker", "", *coordinators, *often, port=8302)
+
+
+def _shorten_gc(world: World) -> bool:
+    """Let old versions be collected at once; only those who read hold it back."""
+    variables = ("tikv_gc_life_time=2s", "tikv_gc_run_interval=1s")
+    coordinators = world.addresses("coordinator", 2379)
+    command = [*_TIDEMARK, "cli", "--pd", coordinators, "gc", "config", "set", *variables]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return True
 
 
 def add_job(world: World, target: str, changefeed: str) -> Node:

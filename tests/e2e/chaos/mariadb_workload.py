@@ -14,13 +14,10 @@ from contextlib import suppress
 import pymysql
 from pymysql.cursors import Cursor
 
+from tests.e2e.chaos.checks import ACCOUNTS, BANK, LISTS, OPENING_BALANCE
+from tests.e2e.chaos.run import DATABASE
 from tests.mariadb import MariaDb
 
-DATABASE = "chaos"
-BANK = ("accounts_a", "accounts_b", "accounts_c")
-LISTS = ("lists_a", "lists_b")
-ACCOUNTS, OPENING_BALANCE = 8, 1000
-TOTAL = len(BANK) * ACCOUNTS * OPENING_BALANCE
 _MARKS_OF_WRITER = 10_000_000
 _MEMBERS, _OWNERS = 24, 12
 _ACTIVE_LISTS, _LIST_APPENDS = 3, 60
@@ -62,7 +59,7 @@ COLUMNS = {
     "owners": ("id", "v"),
     "pets": ("id", "owner"),
 }
-"""Of the tables that are replicated; the first one is the key."""
+"""Of the tables that are replicated."""
 FILTER = (f"{DATABASE}.*", f"!{DATABASE}.cascaded")
 """Rows that a cascade removes are in no log: a changefeed with such a table is refused."""
 FIRST_MARK = 1
