@@ -5,8 +5,8 @@ A cluster of real processes (three etcd members and three coordinators, three ca
 a store with its GC worker, lake jobs in Spark), each in a network of its own where the kernel
 allows it; writers whose transactions go over many tables; and one timeline of faults, all of it
 from one seed. At last everything is whole again, and each cut of each lake is read at its own
-versions, and compared with the source's history. The last line is the verdict as JSON; the exit status says
-whether all was right. A run that is not leaves its directory, with lakes and logs.
+versions, and compared with the source's history. The last line is the verdict as JSON; the exit
+status says whether all was right. A run that is not leaves its directory, with lakes and logs.
 """
 
 import argparse
@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     began_s = time.monotonic()
     with running(plan, directory) as world:
         verdict = _SOURCES[plan.source](world, random.Random(arguments.seed)).run(arguments)
+        world.rooms.keep_disks = arguments.keep or not verdict["right"]
     return {
         "seed": arguments.seed,
         "source": plan.source,

@@ -21,7 +21,7 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from storage.codec import encode_i64
 from tests.e2e.chaos.clocks import Clock, can_jump
 from tests.e2e.chaos.nodes import Node, Supervisor
-from tests.e2e.chaos.rooms import Disk, Rooms
+from tests.e2e.chaos.rooms import Rooms
 from tests.integration.coordinator.clusters import members_of
 from tests.integration.coordinator.processes import ENVIRONMENT
 from tests.mariadb import MariaDb
@@ -122,7 +122,7 @@ class World:
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             if size and "disk" in self.plan.faults and self.rooms.isolated:
-                node.disk = Disk(directory, size)
+                node.disk = self.rooms.add_disk(directory, size)
         return self.supervisor.add(node)
 
     def add_daemon(self, kind: str, number: str, *flags: str, port: int, **more: Any) -> Node:
@@ -137,9 +137,9 @@ class World:
 @contextmanager
 def running(plan: Plan, directory: Path) -> Iterator[World]:
     """Everything but changefeeds and their jobs, started."""
-    with ExitStack() as stack:
-        world = World(plan, directory, Rooms(stack))
-        stack.callback(world.supervisor.end)
+    with ExitStack() as places, ExitStack() as processes:
+        world = World(plan, directory, Rooms(places))
+        processes.callback(world.supervisor.end)
         _add_etcd(world)
         _add_daemons(world)
         if plan.source == "mariadb":

@@ -104,12 +104,47 @@ def _neighbour(room: Room, verb: str, other: Room, *more: str) -> None:
     run(*room.inside, "ip", "neighbour", verb, other.address, *more, "dev", "eth0")
 
 
+class Disk:
+    """A small file system of its own over a directory."""
+
+    def __init__(self, directory: Path, size_mib: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        run("mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(directory))
+        self._directory = directory
+        self._ballast = directory / _BALLAST
+
+    def fill(self) -> None:
+        """Leave no room in it."""
+        with (
+            contextlib.suppress(OSError),
+            self._ballast.open("ab", buffering=0) as file,
+        ):
+            while True:
+                file.write(_MIB)
+
+    def free(self) -> None:
+        """End `fill`."""
+        self._ballast.unlink(missing_ok=True)
+
+    def close(self, *, keep: bool) -> None:
+        """Unmount it; with `keep`, what is in it stays in the directory."""
+        kept = self._directory.with_suffix(".kept")
+        if keep:
+            run("cp", "--archive", str(self._directory), str(kept))  # sockets, too
+        run("umount", "--lazy", str(self._directory))
+        if keep:
+            self._directory.rmdir()
+            kept.rename(self._directory)
+
+
 class Rooms:
     """All rooms of one run."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._count = 0
+        self.keep_disks = True
+        """Whether somebody will want to see what is on them."""
         self.isolated = _INSIDE in os.environ
         """Whether rooms have networks and disks of their own."""
         if self.isolated:
@@ -133,24 +168,8 @@ class Rooms:
         space.run("ip", "link", "set", "eth0", "up")
         return Room(address, space.inside, wire)
 
-
-class Disk:
-    """A small file system of its own over a directory."""
-
-    def __init__(self, directory: Path, size_mib: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        run("mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(directory))
-        self._ballast = directory / _BALLAST
-
-    def fill(self) -> None:
-        """Leave no room in it."""
-        with (
-            contextlib.suppress(OSError),
-            self._ballast.open("ab", buffering=0) as file,
-        ):
-            while True:
-                file.write(_MIB)
-
-    def free(self) -> None:
-        """End `fill`."""
-        self._ballast.unlink(missing_ok=True)
+    def add_disk(self, directory: Path, size_mib: int) -> Disk:
+        """A small one over a directory, for as long as the rooms are there."""
+        disk = Disk(directory, size_mib)
+        self._stack.callback(lambda: disk.close(keep=self.keep_disks))
+        return disk
