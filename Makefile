@@ -175,6 +175,10 @@ sim: setup ## Simulate captures by their seeds: SEED=7 tells one, SEEDS=1000 sim
 sim-cluster: setup ## Simulate whole clusters by their seeds: SEED=7 tells one, SEEDS=1000 simulates many
 	PYTHONHASHSEED=0 PYTHONPATH=.:proto/gen:sink/spark $(BIN)/python -W ignore -m tests.sim.whole --seed $(SEED) --seeds $(SEEDS) $(if $(filter 1,$(SEEDS)),--explain)
 
+.PHONY: chaos
+chaos: setup jars readers ## A whole cluster of real processes under faults by SEED=7; ARGS="--minutes 10 --faults kill,stop,net,disk,clock"
+	$(BIN)/python -m tests.e2e.chaos --seed $(SEED) $(ARGS)
+
 .PHONY: test-integration
 test-integration: setup jars-s3 readers kafka ## Real daemons, real sockets, real etcd, real Spark
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/integration $(call once_more,tests/integration)
@@ -184,7 +188,7 @@ test-attacks: setup ## Floods, odd certificates and fuzzing against real daemons
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile tests/attacks $(call once_more,tests/attacks)
 
 .PHONY: test-e2e
-test-e2e: setup jars kafka ## The whole way, in small
+test-e2e: setup jars readers kafka ## The whole way, in small
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/e2e -m "not docker" $(call once_more,tests/e2e -m "not docker")
 
 .PHONY: mutate

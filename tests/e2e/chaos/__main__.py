@@ -1,5 +1,5 @@
 """Checks in the manner of Jepsen: `python -m tests.e2e.chaos --seed N --minutes M
-[--source mariadb|store] [--target delta,iceberg] [--faults kill,stop,net,disk,clock]`.
+[--source mariadb|store] [--target delta,iceberg,memory] [--faults kill,stop,net,disk,clock]`.
 
 A cluster of real processes (three etcd members and three coordinators, three captures, MariaDB or
 a store with its GC worker, lake jobs in Spark), each in a network of its own where the kernel
@@ -22,12 +22,12 @@ from typing import Any
 
 from tests.e2e.chaos import rooms
 from tests.e2e.chaos.cluster import Plan, running
+from tests.e2e.chaos.lakes import TARGETS
 from tests.e2e.chaos.mariadb_run import MariaDbRun
 from tests.e2e.chaos.store_run import StoreRun
 from tests.e2e.chaos.timeline import KINDS
 
 _SOURCES = {"mariadb": MariaDbRun, "store": StoreRun}
-_TARGETS = ("delta", "iceberg")
 
 
 def run(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=2.0, help="of faults")
     parser.add_argument("--source", choices=_SOURCES, default="mariadb")
-    parser.add_argument("--target", default="delta", help=f"by commas: {', '.join(_TARGETS)}")
+    parser.add_argument("--target", default="delta", help=f"by commas: {', '.join(TARGETS)}")
     parser.add_argument("--faults", default="kill,stop", help=f"by commas: {', '.join(KINDS)}")
     parser.add_argument("--every", type=float, default=3.0, help="seconds between faults")
     parser.add_argument("--rate", type=float, default=40.0, help="transactions a second")
@@ -66,7 +66,7 @@ def main() -> int:
     )
     parser.add_argument("--keep", action="store_true", help="leave the directory in any case")
     arguments = parser.parse_args()
-    for name, known in ((arguments.target, _TARGETS), (arguments.faults, KINDS)):
+    for name, known in ((arguments.target, TARGETS), (arguments.faults, KINDS)):
         if unknown := set(name.split(",")) - set(known):
             parser.error(f"{', '.join(sorted(unknown))}: choose of {', '.join(known)}")
     rooms.enter_namespaces()

@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from pyspark_tidemark.lake.cut_record import CutRecord
-from pyspark_tidemark.lake.files import LocalFiles
-from pyspark_tidemark.lake.manifest import DIRECTORY, cuts_in
+from kvproto import pdpb_pb2 as pdpb
+from kvproto.pdpb_pb2_grpc import PDStub
+from tidemarkpb.v1.changefeed_pb2 import ListChangefeedsRequest
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from storage.codec import encode_i64
 from tests.e2e.chaos.clocks import Clock, can_jump
+from tests.e2e.chaos.lakes import MEMORY
 from tests.e2e.chaos.nodes import Node, Supervisor
 from tests.e2e.chaos.rooms import Rooms
 from tests.integration.coordinator.clusters import members_of
 from tests.integration.coordinator.processes import ENVIRONMENT
 from tests.mariadb import MariaDb
 
-_READY_S = 300.0
+_READY_S, _ASK_S = 300.0, 2.0
 _SIZES_MIB = {"etcd": 400, "capture": 48, "mariadb": 500, "store": 200, "job": 400}
 _WEIGHTS = {"capture": 2, "mariadb": 3, "store": 3}
 """Daemons through which rows go have faults more often."""
@@ -84,10 +85,6 @@ class World:
         """Where the lake of a target is."""
         return self.directory / "lakes" / target
 
-    def cuts(self, target: str) -> list[CutRecord]:
-        """All that its manifest has."""
-        return cuts_in(LocalFiles(self.lake(target) / DIRECTORY))
-
     def addresses(self, kind: str, port: int, scheme: str = "") -> str:
         """Of all nodes of a kind, by commas."""
         nodes = [node for name, node in self.nodes.items() if name.startswith(kind)]
@@ -109,6 +106,27 @@ class World:
             if time.monotonic() > deadline:
                 raise last
             time.sleep(0.5)
+
+    def checkpoints(self) -> dict[str, list[tuple[str, int]]]:
+        """How far the captures and the coordinators that answer at once say that each changefeed
+        is acknowledged: no lake may be behind any of it.
+        """
+        said: dict[str, list[tuple[str, int]]] = {}
+        for address in self.addresses("capture", 8300).split(","):
+            answer = _ask(
+                address, ChangefeedServiceStub, "ListChangefeeds", ListChangefeedsRequest()
+            )
+            for each in answer.changefeeds if answer else ():
+                said.setdefault(each.id, []).append(
+                    (f"checkpoint of {address}", each.checkpoint_ts)
+                )
+        if self.plan.source == "store":
+            for address in self.addresses("coordinator", 2379).split(","):
+                request = pdpb.GetGCSafePointRequest()
+                answer = _ask(address, PDStub, "GetGCSafePoint", request)
+                for places in said.values() if answer and answer.safe_point else ():
+                    places.append((f"GC safe point of {address}", answer.safe_point))
+        return said
 
     # Nodes
 
@@ -219,25 +237,39 @@ def _shorten_gc(world: World) -> bool:
     return True
 
 
-def add_job(world: World, target: str, changefeed: str) -> Node:
-    """The lake job of a changefeed, started."""
+def add_job(world: World, target: str, start_ts: int) -> None:
+    """The lake job of a target's changefeed, started."""
     lake = world.lake(target)
     node = world.add(f"job-{target}", lake)
-    scratch = world.directory / f"checkpoints-{target}"
-    flags: Sequence[str] = (
-        *("spark", "run", "--changefeed", changefeed, "--target", sink_uri(world, target)),
-        *("--endpoint", world.addresses("capture", 8301, "grpc://")),
-        *("--checkpoint-dir", str(scratch), "--http-addr", f"{node.room.address}:9400"),
-        *("--trigger", "0 seconds", "--compact-every", "16"),
-    )
-    node.set_command([*_TIDEMARK, *flags])
+    endpoints = world.addresses("capture", 8301, "grpc://")
+    if target == MEMORY:
+        job = (sys.executable, "-m", "tests.e2e.chaos.memory_job")
+        node.set_command([*job, endpoints, target, str(start_ts), str(lake)])
+    else:
+        scratch = world.directory / f"checkpoints-{target}"
+        flags: Sequence[str] = (
+            *("spark", "run", "--changefeed", target, "--target", sink_uri(world, target)),
+            *("--endpoint", endpoints),
+            *("--checkpoint-dir", str(scratch), "--http-addr", f"{node.room.address}:9400"),
+            *("--trigger", "0 seconds", "--compact-every", "16"),
+        )
+        node.set_command([*_TIDEMARK, *flags])
     node.launch()
-    return node
 
 
 def sink_uri(world: World, target: str) -> str:
     """Of a target's lake."""
-    return f"{target}://{world.lake(target)}"
+    return "flight://" if target == MEMORY else f"{target}://{world.lake(target)}"
+
+
+def _ask(address: str, stub: Any, method: str, request: Any) -> Any:
+    """The answer; None where none comes soon."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        try:
+            return getattr(stub(channel), method)(request, timeout=_ASK_S)
+        except grpc.RpcError:
+            return None
 
 
 def _kind_of(name: str) -> str:

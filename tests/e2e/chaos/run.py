@@ -5,22 +5,20 @@ of each cut at the end.
 import argparse
 import random
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
 from typing import Any, ClassVar
 
-from pyspark_tidemark.lake.cut_record import CutRecord
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from tests.e2e.chaos.checks import Checker
 from tests.e2e.chaos.cluster import World, add_job, sink_uri
 from tests.e2e.chaos.faults import Faults
 from tests.e2e.chaos.history import Tables
-from tests.e2e.chaos.lakes import Lake, LakeError, tables_of
+from tests.e2e.chaos.lakes import Lake, LakeError, lake_of
 from tests.e2e.chaos.timeline import timeline
 
 DATABASE = "chaos"
@@ -36,6 +34,8 @@ class Run(ABC):
     def __init__(self, world: World, dice: random.Random) -> None:
         self._world = world
         self._dice = dice
+        self._lakes: dict[str, Lake] = {}
+        self._watch = Watch(world, self._lakes)
 
     @abstractmethod
     def prepare(self) -> None:
@@ -68,18 +68,22 @@ class Run(ABC):
         for target in targets:
             request = self.changefeed()
             request.id, request.sink_uri = target, sink_uri(self._world, target)
-            self._world.call("CreateChangefeed", request)
-            add_job(self._world, target, target)
+            created = self._world.call("CreateChangefeed", request).changefeed
+            add_job(self._world, target, created.checkpoint_ts)
+            lake = lake_of(target, self._world.lake(target), DATABASE, self.columns)
+            self._lakes[target] = lake
         self.start_writers(arguments.rate)
         for target in targets:
             if not _wait(_FIRST_CUT_S, partial(self._has_cuts, target)):
                 raise TimeoutError(f"{target} has no cut after {_FIRST_CUT_S} s")
+        self._watch.start()
         faults = self._faults(arguments)
         faults.run()
         healed_s = time.monotonic()
         self.stop_writers()
         checkers = {target: self.checker() for target in targets}
         stuck = [each for each in targets if not self._catches_up(each, checkers[each].last)]
+        self._watch.end()
         caught_up_s = round(time.monotonic() - healed_s, 1)
         lakes = [self._check(target, checkers[target]) for target in targets]
         return {
@@ -89,7 +93,9 @@ class Run(ABC):
             "lakes": lakes,
             "caught_up_s": caught_up_s,
             "stuck": stuck,
-            "right": not stuck and all(lake["right"] for lake in lakes),
+            "looks": self._watch.looks,
+            "ahead": self._watch.wrong[:5],
+            "right": not stuck and not self._watch.wrong and all(lake["right"] for lake in lakes),
         }
 
     def _faults(self, arguments: argparse.Namespace) -> Faults:
@@ -101,30 +107,15 @@ class Run(ABC):
         return Faults(self._world, planned)
 
     def _has_cuts(self, target: str) -> bool:
-        return bool(self._world.cuts(target))
-
-    def _lake(self, target: str) -> Lake:
-        scratch = self._world.directory / "read"
-        return Lake(target, self._world.lake(target), DATABASE, self.columns, scratch)
+        return bool(self._lakes[target].cuts())
 
     def _catches_up(self, target: str, last: int) -> bool:
-        lake = self._lake(target)
-
-        def has_last() -> bool:
-            cuts = self._world.cuts(target)
-            version = lake.tables_at(cuts, cuts[-1]).get("marks")
-            pairs = [] if version is None else [("marks", version)]
-            return any(last in rows for rows in lake.versions_of(pairs).values())
-
-        return _wait(_CATCH_UP_S, has_last)
+        return _wait(_CATCH_UP_S, lambda: last in self._lakes[target].newest("marks"))
 
     def _check(self, target: str, checker: Checker) -> dict[str, Any]:
-        cuts, lake = self._world.cuts(target), self._lake(target)
         try:
-            versions = lake.versions(cuts)
-            for cut in cuts:
-                shown = tables_of(lake.tables_at(cuts, cut), versions, self.columns)
-                checker.check(cut.start_ts, cut.end_ts, shown)
+            for (start_ts, end_ts), tables in self._lakes[target].at_each_cut():
+                checker.check(start_ts, end_ts, tables)
         except LakeError as err:
             checker.verdict.fault(err)
         verdict = checker.end(self.at_source())
@@ -133,17 +124,58 @@ class Run(ABC):
             "transactions": checker.at,
             "cuts": verdict.cuts,
             "rows": verdict.rows,
-            "longest_standstill_s": _longest_standstill_s(cuts),
+            "longest_standstill_s": round(self._watch.standstill_s[target], 1),
             "faults": verdict.faults,
             "wrong": verdict.wrong,
             "right": verdict.faults == 0,
         }
 
 
-def _longest_standstill_s(cuts: Sequence[CutRecord]) -> float:
-    applied = [datetime.fromisoformat(cut.applied_at) for cut in cuts]
-    gaps = [(two - one).total_seconds() for one, two in pairwise(applied)]
-    return round(max(gaps, default=0.0), 1)
+class Watch:
+    """Looks at changefeeds and lakes while all goes on: how long lakes stand still, by the
+    harness's clock (those of nodes may jump), and that no checkpoint is ahead of its lake: what is
+    acknowledged is durable, and what is not can still be read.
+    """
+
+    def __init__(self, world: World, lakes: Mapping[str, Lake]) -> None:
+        self.standstill_s = dict.fromkeys(world.plan.targets, 0.0)
+        self.looks = 0
+        """How many checkpoints were compared."""
+        self.wrong: list[str] = []
+        self._world = world
+        self._lakes = lakes
+        self._newest = dict.fromkeys(self.standstill_s, (0, time.monotonic()))
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """From now on."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Up to now."""
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ending.wait(_LOOK_S):
+            # Asked before the lake is read: the lake may only be further by then.
+            checkpoints = self._world.checkpoints()
+            for target in self.standstill_s:
+                cuts = self._lakes[target].cuts()
+                self._time(target, len(cuts))
+                for what, ts in checkpoints.get(target, ()):
+                    self.looks += 1
+                    if cuts and ts > cuts[-1][1]:
+                        self.wrong.append(f"{what} is {ts}, {target} ends at {cuts[-1][1]}")
+
+    def _time(self, target: str, cuts: int) -> None:
+        count, since_s = self._newest[target]
+        if cuts != count:
+            self._newest[target] = cuts, time.monotonic()
+        else:
+            stands_s = time.monotonic() - since_s
+            self.standstill_s[target] = max(self.standstill_s[target], stands_s)
 
 
 def _wait(limit_s: float, probe: Callable[[], bool]) -> bool:

@@ -113,12 +113,12 @@ class Writer:
         self._dice = dice
         self._begun = 0
 
-    async def run(self, pause_s: float) -> None:
-        """Until it is cancelled, between two transactions."""
-        while True:
+    async def run(self, pause_s: float, ending: asyncio.Event) -> None:
+        """One transaction after the other, until it is to end."""
+        while not ending.is_set():
             await asyncio.sleep(self._dice.random() * 2 * pause_s)
             try:
-                await asyncio.shield(self.one())
+                await self.one()
             except TidemarkError:
                 await asyncio.sleep(_AGAIN_S)
 
@@ -253,12 +253,8 @@ class StoreRun(Run):
             await first.transact("fill", first.fill)
             self._ready.set()
             async with asyncio.TaskGroup() as tasks:
-                working = [
-                    tasks.create_task(writer.run(_WRITERS / rate)) for writer in self._writers
-                ]
-                await self._ending.wait()
-                for task in working:
-                    task.cancel()
+                for writer in self._writers:
+                    tasks.create_task(writer.run(_WRITERS / rate, self._ending))
             async with asyncio.timeout(_ANSWERS_S):
                 await self._learn_outcomes(client)
                 return await self._scan(client)

@@ -206,8 +206,12 @@ class MemoryLake:
         # The cut is in the lake, whether or not the capture lives to say that it knows.
         self.at_ts = end_ts
         if acknowledges:
-            self._applier.acknowledge()
+            self.acknowledge()
         return True
+
+    def acknowledge(self) -> None:
+        """Say that the last cut is durable."""
+        self._applier.acknowledge()
 
 
 def _schema(table: TableMeta) -> Any:
