@@ -21,7 +21,6 @@ from server.changefeed.info import (
     ChangefeedIdInvalidError,
     ChangefeedInfo,
     check_id,
-    checkpoint_of,
     read_checkpoint,
     read_info,
     status_json,
