@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--source", choices=_SOURCES, default="mariadb")
     parser.add_argument("--target", default="delta", help=f"by commas: {', '.join(TARGETS)}")
     parser.add_argument("--faults", default="kill,stop", help=f"by commas: {', '.join(KINDS)}")
-    parser.add_argument("--every", type=float, default=3.0, help="seconds between faults")
+    parser.add_argument("--every", type=float, default=4.0, help="seconds between faults")
     parser.add_argument("--rate", type=float, default=40.0, help="transactions a second")
     parser.add_argument(
         "--small", action="store_true", help="one etcd, one coordinator, two captures"

@@ -22,7 +22,7 @@ from tests.e2e.chaos.lakes import Lake, LakeError, lake_of
 from tests.e2e.chaos.timeline import timeline
 
 DATABASE = "chaos"
-_FIRST_CUT_S, _CATCH_UP_S, _LOOK_S = 300.0, 300.0, 1.0
+_FIRST_CUT_S, _CATCH_UP_S, _LOOK_S = 600.0, 400.0, 1.0
 
 
 class Run(ABC):
