@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
+import numpy as np
 import structlog
 
 from server.changefeed.table import SourceTable
@@ -28,6 +29,7 @@ from server.puller.mysql.listener import LogListener, TableCopier
 from server.puller.mysql.log.heartbeat import HeartbeatWriter
 from server.puller.mysql.log.opening import OpenLog, accepted_until_ms, oldest, open_log
 from server.puller.mysql.log.position import STEP, LogPosition, TimeLimits
+from server.puller.mysql.log.read_server import ReadServerRecord, StandstillCheck
 from server.puller.mysql.log.saved_positions import (
     SAVE_EVERY_S,
     PositionStore,
@@ -55,7 +57,11 @@ from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.tables import CatalogFacts, Effect, Tables, statement_logged
 from server.puller.mysql.transaction.commits import Commits
 from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
-from server.puller.mysql.transaction.scanner import FoundDefinition, definitions_behind
+from server.puller.mysql.transaction.scanner import (
+    FoundDefinition,
+    definitions_behind,
+    log_end,
+)
 from server.puller.mysql.transaction.transactions import (
     HELD_BYTES,
     LogBegins,
@@ -70,7 +76,7 @@ from storage.backoff import Backoff
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError, TidemarkError
 from storage.model.ts import physical_ms
-from storage.mysql.event import Events
+from storage.mysql.event import Events, EventType
 
 T = TypeVar("T")
 Barrier: TypeAlias = LoggedStatement | TableMapMismatch | UnpreparedXaCommit
@@ -83,6 +89,7 @@ _MANY_TABLES: Final = 100
 _ASKERS: Final = 4
 _RESOLVE_EVERY_S: Final = 0.05
 
+_IS_HEARTBEAT: Final = np.isin(np.arange(256), [EventType.HEARTBEAT, EventType.HEARTBEAT_V2])
 _log = structlog.get_logger(__name__)
 
 
@@ -149,9 +156,12 @@ class LogPuller:
         )
         self._position_store = PositionStore(upstream.meta, upstream.changefeed)
         self._time_limits = TimeLimitsRecord(upstream.meta, upstream.changefeed)
+        self._read_server = ReadServerRecord(upstream.meta, upstream.changefeed)
         self._saved_at = 0.0
         self._resolved_at = 0.0
         self._heard_at = 0.0
+        self._is_quiet = True
+        """Whether the last take brought nothing of the log."""
         self._transactions: Transactions | None = None
         self._held_bytes = min(HELD_BYTES, rows.open_transactions.memory_bytes)
         self._asking = QueryThreads(_ASKERS, f"asks {upstream.changefeed}")
@@ -166,6 +176,7 @@ class LogPuller:
             saved_position = await self._ask(oldest, options, self._start_ts)
             # Saved before anything is read: after a restart commit_ts go on from there, too.
             await self._position_store.put(saved_position)
+        await self._read_server.load()
         time_limits = await self._time_limits.load() or TimeLimits.accepting(
             physical_ms(self._start_ts)
         )
@@ -247,6 +258,7 @@ class LogPuller:
     async def _connect_and_follow(self, server_id: int) -> None:
         log = await self._open(server_id)
         try:
+            await self._read_server.note(log.server, self._position.ts)
             server, gtids = log.session.address, self._position.snapshot.gtids
             _log.info(
                 "log opened",
@@ -266,7 +278,10 @@ class LogPuller:
     async def _open(self, server_id: int) -> OpenLog:
         loop = asyncio.get_running_loop()
         saved_position, options = self._position.snapshot, self._upstream.options
-        opening = loop.run_in_executor(self._asking, open_log, options, saved_position, server_id)
+        known = self._read_server.known
+        opening = loop.run_in_executor(
+            self._asking, open_log, options, saved_position, server_id, known
+        )
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -279,7 +294,10 @@ class LogPuller:
         self._transactions.reconnected(fold_case=log.fold_case)
         self._log_rows.connected(mariadb=log.session.flavor.is_mariadb)
         waiting = log.first
+        standstill = StandstillCheck(asyncio.get_running_loop().time)
+        look_at_end = partial(self._ask, log_end, log.session)
         while True:
+            self._is_quiet = True
             work = self._work(log, waiting)
             while (barrier := await self._call(next, work, None)) is not None:
                 if isinstance(barrier, UndecidedTimes):
@@ -298,6 +316,10 @@ class LogPuller:
             self._resolve_all()
             waiting = []
             self._heard_at = asyncio.get_running_loop().time()
+            if self._is_quiet and log.stream.is_between_events:
+                await standstill.look(look_at_end)
+            else:
+                standstill.heard()
             await self._save_position()
             if self._upstream.catalogue is not None:
                 self._upstream.catalogue.give(self._followed)
@@ -313,6 +335,7 @@ class LogPuller:
         """One take of the log; runs in a thread, and stops at what needs the event loop."""
         assert self._transactions is not None, "it runs"
         for events in waiting or log.stream.take(_TAKE_S):
+            self._is_quiet &= bool(_IS_HEARTBEAT[events.types].all())
             for item in self._transactions.take(events):
                 if isinstance(item, LogBegins):
                     self._log_rows.log_begins()

@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from server.puller.mysql.log.position import LogPosition, SavedPosition, TimeLimits
+from server.puller.mysql.log.read_server import ReadServer, check_same_log, name_of
 from server.puller.mysql.log.stream import LogPlace, LogStream, open_stream
 from server.puller.mysql.session.connection import Session, log_in, log_in_to
 from server.puller.mysql.session.errors import (
@@ -48,6 +49,8 @@ class OpenLog:
     first: list[Events]
     fold_case: bool
     """The server keeps names of tables in lower case."""
+    server: str
+    """By what the server is known again."""
 
     def close(self) -> None:
         """End both connections."""
@@ -55,8 +58,15 @@ class OpenLog:
         self.session.close()
 
 
-def open_log(options: MySqlOptions, saved_position: SavedPosition, server_id: int) -> OpenLog:
+def open_log(
+    options: MySqlOptions,
+    saved_position: SavedPosition,
+    server_id: int,
+    read_server: ReadServer | None = None,
+) -> OpenLog:
     """Open the log behind `saved_position` at the first server that has it; blocks.
+
+    `read_server` must have it where it was read.
 
     Raises:
         GtidDomainsError: there is another server to choose, and its order may be another one.
@@ -71,6 +81,7 @@ def open_log(options: MySqlOptions, saved_position: SavedPosition, server_id: in
             session = log_in_to(address, options)
             opened.append(session)
             _check_executed(session, saved_position)
+            check_same_log(session, options, saved_position, read_server)
             reader = log_in_to(address, options)
             place = LogPlace(
                 saved_position.gtids,
@@ -81,7 +92,7 @@ def open_log(options: MySqlOptions, saved_position: SavedPosition, server_id: in
             stream = open_stream(reader, place, options, server_id)
             opened.append(stream)
             folds = int(session.row("SELECT @@lower_case_table_names")[0]) > 0
-            return OpenLog(stream, session, stream.take(_FIRST_S), folds)
+            return OpenLog(stream, session, stream.take(_FIRST_S), folds, name_of(session))
         except TidemarkError as err:
             failures.append(err)
             _close_all(opened)

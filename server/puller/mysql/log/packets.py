@@ -51,6 +51,11 @@ class Packets:
     """Parts of an event of 16 MB and more."""
 
     @property
+    def is_between_events(self) -> bool:
+        """Whether nothing of an event has arrived that is not whole yet."""
+        return not self._rest and self._waiting is None
+
+    @property
     def wanted(self) -> int:
         """How many bytes must arrive at least before `take` can give anything."""
         if len(self._rest) < _HEAD.size:

@@ -88,6 +88,11 @@ class LogStream:
         """The server has sent all it had; only for streams that were opened with `follow=False`."""
         return self._packets.ended
 
+    @property
+    def is_between_events(self) -> bool:
+        """Whether nothing has arrived that was not taken; for the thread that takes."""
+        return not self._bytes and self._packets.is_between_events
+
     def take(self, timeout_s: float) -> list[Events]:
         """The events that have arrived by now, waiting for the first of them at most `timeout_s`;
         where they arrive one by one, those of `GATHER_S` together.

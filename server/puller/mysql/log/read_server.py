@@ -1,0 +1,184 @@
+"""Which server's log is read, and whether it is still the log that was read.
+
+A server may begin its log anew (RESET MASTER, or another server under its name): it gives names of
+files, offsets and GTIDs out again, and would go on behind a GTID that is another transaction now,
+so that those before it are never read. So a changefeed keeps the name of the server that it reads.
+Where that one is opened again, the place that was reached must be in its log still, behind the
+GTIDs that were read. Of a MySQL only the place is compared: it does not tell the GTIDs of a place.
+
+It happens while we are connected, too: the server keeps the connection, sends heartbeats, and
+nothing of the new log. `StandstillCheck` finds that its log goes on, and has it opened again.
+"""
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Final, Self
+
+import structlog
+
+from server.changefeed import keys
+from server.puller.mysql.log.position import SavedPosition
+from server.puller.mysql.session.connection import Session, log_in_to
+from server.puller.mysql.session.errors import (
+    MySqlPrivilegeError,
+    MySqlStatementError,
+    MySqlUnavailableError,
+    behind,
+)
+from server.puller.mysql.session.options import MySqlOptions
+from server.puller.mysql.transaction.scanner import Place, is_before
+from storage.meta.meta import Meta
+from storage.model.errors import CorruptError
+from storage.mysql.gtid import MariaGtidSet
+
+LOOK_EVERY_S: Final = 5.0
+_HEAD_BYTES: Final = 4
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadServer:
+    """The server that was read last: saved positions from `since_ts` on are places of its log."""
+
+    name: str
+    since_ts: int
+
+    def to_json(self) -> bytes:
+        """The JSON that the metadata keeps."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, value: bytes) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            CorruptError: it is something else.
+        """
+        try:
+            return cls(**json.loads(value))
+        except (ValueError, TypeError) as err:
+            raise CorruptError(
+                f"which MySQL server was read cannot be read in the metadata: {err!r}"
+            ) from err
+
+
+class ReadServerRecord:
+    """The server that a changefeed reads, in the metadata; `known` is what was loaded or noted."""
+
+    def __init__(self, meta: Meta, changefeed: str) -> None:
+        self.known: ReadServer | None = None
+        self._meta = meta
+        self._key = keys.source(changefeed) + b"server"
+
+    async def load(self) -> None:
+        """Load it.
+
+        Raises:
+            CorruptError, MetaUnavailableError: it cannot be read.
+        """
+        pair = await self._meta.get(self._key)
+        self.known = ReadServer.from_json(pair.value) if pair else None
+
+    async def note(self, name: str, position_ts: int) -> None:
+        """The server of this name is read behind `position_ts`. Durable, before any place of its
+        log is saved.
+        """
+        if self.known is None or self.known.name != name:
+            self.known = ReadServer(name, position_ts + 1)
+            await self._meta.put(self._key, self.known.to_json())
+
+
+def name_of(session: Session) -> str:
+    """By what a server is known again; a replica has another name."""
+    if session.flavor.is_mariadb:
+        return "{}@{}:{}".format(*session.row("SELECT @@server_id, @@hostname, @@port"))
+    return str(session.row("SELECT @@server_uuid")[0])
+
+
+def check_same_log(
+    session: Session, options: MySqlOptions, reached: SavedPosition, read: ReadServer | None
+) -> None:
+    """See that a server that was read before still has the log that was read; blocks.
+
+    Raises:
+        LogBehindError: it has begun its log anew since, or lost its end.
+    """
+    if read is None or reached.ts < read.since_ts or read.name != name_of(session):
+        return
+    try:
+        # On a session of its own: a MariaDB before 11.4 reads the file up to the place, which may
+        # take longer than an answer may.
+        with log_in_to(session.address, options) as asking:
+            why = _difference(asking, reached)
+    except (MySqlUnavailableError, MySqlPrivilegeError, MySqlStatementError) as err:
+        _log.warning("whether the server has begun its log anew is not known", error=err.message)
+        return
+    if why:
+        raise behind(
+            f"(the server has another log than was read up to {reached.file}:{reached.position}: "
+            f"{why}; RESET MASTER, another server under its name, or a crash that took its end)"
+        )
+
+
+def _difference(session: Session, reached: SavedPosition) -> str:
+    """Why the server's log is not the one that was read; nothing if it may be."""
+    ends = {str(row[0]): int(row[1]) for row in session.execute("SHOW BINARY LOGS")}
+    place: Place = (reached.file, reached.position)
+    if all(is_before(end, place) for end in ends.items()):
+        return "it ends before that"
+    # Of a file that is gone the server's own refusal is what there is. A place at the beginning of
+    # a file is where the server began to send, not what was reached.
+    if reached.file not in ends or reached.position <= _HEAD_BYTES or not session.flavor.is_mariadb:
+        return ""
+    found = session.row("SELECT BINLOG_GTID_POS(%s, %s)", place)[0]
+    if found is None:
+        return "no event ends there"
+    return f"{found} is there, not {reached.gtids}" if _differ(reached.gtids, str(found)) else ""
+
+
+def _differ(mine: str, theirs: str) -> bool:
+    """Whether a domain of both has another GTID; the domains of one alone may be forgotten."""
+    others = MariaGtidSet.parse(theirs).positions
+    return any(
+        domain in others and others[domain] != gtid
+        for domain, gtid in MariaGtidSet.parse(mine).positions.items()
+    )
+
+
+class StandstillCheck:
+    """Whether a server's log goes on while nothing of it comes."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._end: Place | None = None
+        self._goes_on = False
+        self._next_at = 0.0
+        self.heard()
+
+    def heard(self) -> None:
+        """Something of the log has come."""
+        self._end, self._goes_on = None, False
+        self._next_at = self._clock() + LOOK_EVERY_S
+
+    async def look(self, log_end: Callable[[], Awaitable[Place]]) -> None:
+        """Nothing has come since the last call; ask the server where its log ends, now and then.
+
+        Raises:
+            MySqlUnavailableError: it went on, and nothing of that came in `LOOK_EVERY_S`.
+        """
+        if self._clock() < self._next_at:
+            return
+        if self._goes_on:
+            raise MySqlUnavailableError(
+                "the server's log goes on, and nothing of it comes: it may have been begun anew "
+                "(RESET MASTER)"
+            )
+        try:
+            end = await log_end()
+        except (MySqlPrivilegeError, MySqlStatementError):
+            self.heard()  # nobody may ask
+            return
+        self._goes_on = self._end not in (None, end)
+        self._end = end
+        self._next_at = self._clock() + LOOK_EVERY_S

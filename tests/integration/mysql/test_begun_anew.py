@@ -1,0 +1,58 @@
+"""A server that begins its log anew gives its GTIDs out again: nothing is passed over in silence."""
+
+import pytest
+
+from server.puller.mysql import puller
+from server.puller.mysql.session.errors import LogBehindError
+from storage.meta.client import EtcdMeta
+from tests.integration.mysql.replica import following
+from tests.mariadb import MariaDb, mariadb_only, running_mariadb
+
+pytestmark = [pytest.mark.timeout(300), mariadb_only("GTIDs of a place in the log")]
+MANY = 300
+
+
+@pytest.fixture(autouse=True)
+def _saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(puller, "SAVE_EVERY_S", 0.0)
+
+
+def _begin_anew(server: MariaDb) -> None:
+    """With more than there was before: the GTIDs that were read are in this log, too."""
+    rows = (f"INSERT INTO a.t VALUES ({1000 + number})" for number in range(MANY))
+    server.execute("RESET MASTER", *rows)
+
+
+async def test_a_log_that_is_begun_anew_while_it_is_read_is_another_one(meta: EtcdMeta) -> None:
+    with running_mariadb() as server:
+        server.execute("CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY)")
+        uri = f"{server.uri}?heartbeat-ms=100&idle-row-ms=500"
+        with pytest.RaisesGroup(LogBehindError, flatten_subgroups=True) as raised:
+            async with following(uri, meta, "a.*") as feed:
+                server.execute(*(f"INSERT INTO a.t VALUES ({number})" for number in range(20)))
+                await feed.seen("a.t", 20)
+                _begin_anew(server)
+                await feed.until(lambda: False)
+    assert "another log than was read" in str(raised.value.exceptions)
+
+
+async def test_a_log_that_was_begun_anew_meanwhile_is_another_one(meta: EtcdMeta) -> None:
+    with running_mariadb() as server:
+        server.execute("CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY)")
+        async with following(server.uri, meta, "a.*") as feed:
+            server.execute(*(f"INSERT INTO a.t VALUES ({number})" for number in range(20)))
+            await feed.seen("a.t", 20)
+            (table,) = (versions[-1][1] for versions in feed.target.versions.values())
+            read_ts = max(feed.target.resolved.values())
+            await feed.until(lambda: feed.target.resolved[table.span] > read_ts)
+        # That the server is another process now, with another log file, is nothing.
+        server.kill()
+        server.start()
+        async with following(server.uri, meta, "a.*", start_ts=read_ts, tables=[table]) as feed:
+            server.execute("FLUSH BINARY LOGS", "INSERT INTO a.t VALUES (100)")
+            assert [row["id"] for row in await feed.seen("a.t", 1)] == [100]
+        _begin_anew(server)
+        with pytest.RaisesGroup(LogBehindError, flatten_subgroups=True) as raised:
+            async with following(server.uri, meta, "a.*", start_ts=read_ts, tables=[table]) as feed:
+                await feed.until(lambda: False)
+    assert "another log than was read" in str(raised.value.exceptions)
