@@ -1,4 +1,4 @@
-"""A server that begins its log anew gives its GTIDs out again: nothing is passed over in silence."""
+"""A server that begins its log anew gives its GTIDs out again: nothing is silently passed over."""
 
 import pytest
 
