@@ -16,7 +16,9 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, MARGIN = 420, 260, 56
-SERIES = (("per_s", "rows/s", "#1f5fa8"), ("cpu_us_per_op", "CPU µs/row", "#b3541e"))
+Series = Sequence[tuple[str, str, str]]
+"""(field, label, colour) of the left axis, and of the right one."""
+SERIES: Series = (("per_s", "rows/s", "#1f5fa8"), ("cpu_us_per_op", "CPU µs/row", "#b3541e"))
 
 Run = dict[str, Any]
 
@@ -45,8 +47,9 @@ def select(runs: list[Run], field: str, others: Sequence[str]) -> list[Run]:
     return sorted(chosen, key=lambda run: run[field])
 
 
-def panel(runs: list[Run], field: str, left: float, top: float) -> str:
-    """Both series against `field`, rows/s on the left axis and CPU on the right."""
+def panel(runs: list[Run], field: str, at: tuple[float, float], series: Series) -> str:
+    """Both series against `field`, each with an axis of its own; `at` is the left upper corner."""
+    left, top = at
     across = Scale([run[field] for run in runs], left + MARGIN, left + WIDTH - MARGIN)
     bottom, ceiling = top + HEIGHT - MARGIN, top + MARGIN / 2
     parts = [_text(left + WIDTH / 2, top + HEIGHT - 14, field, "middle")]
@@ -56,7 +59,7 @@ def panel(runs: list[Run], field: str, left: float, top: float) -> str:
             _text(across(tick), bottom + 16, _number(tick), "middle"),
         ]
     for (name, label, colour), edge, anchor in zip(
-        SERIES, (left + MARGIN, left + WIDTH - MARGIN), ("end", "start"), strict=True
+        series, (left + MARGIN, left + WIDTH - MARGIN), ("end", "start"), strict=True
     ):
         up = Scale([run[name] for run in runs], bottom, ceiling)
         shift = -6 if anchor == "end" else 6
@@ -71,12 +74,12 @@ def panel(runs: list[Run], field: str, left: float, top: float) -> str:
     return "\n".join(parts)
 
 
-def draw(runs: list[Run], against: Sequence[str], title: str) -> str:
+def draw(runs: list[Run], against: Sequence[str], title: str, series: Series = SERIES) -> str:
     """The whole picture."""
-    panels = [
-        panel(select(runs, field, [it for it in against if it != field]), field, number * WIDTH, 30)
-        for number, field in enumerate(against)
-    ]
+    panels = []
+    for number, field in enumerate(against):
+        others = [other for other in against if other != field]
+        panels.append(panel(select(runs, field, others), field, (number * WIDTH, 30), series))
     width, height = WIDTH * len(panels), HEIGHT + 40
     box = f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11"'
     return "\n".join(
