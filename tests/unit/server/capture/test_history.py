@@ -1,4 +1,4 @@
-"""History that a changefeed keeps, and readers that begin in it: Flight, sink and sorter together."""
+"""History that a changefeed keeps, and readers that begin in it: Flight, sink and sorter."""
 
 from types import SimpleNamespace
 
