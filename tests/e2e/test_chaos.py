@@ -130,6 +130,19 @@ def test_a_cut_has_just_what_was_committed_up_to_its_end() -> None:
     assert checker.verdict.wrong == ["cut 2 (50): 4 of 5"]
 
 
+def test_a_dump_brings_rows_in_any_order_but_only_right_ones_and_at_last_all() -> None:
+    checker = Checker(HISTORY, dumped=1)
+    some = state_at(3)
+    del some["accounts_b"], some["marks"][1]
+    checker.check(0, 1, some)
+    assert checker.verdict.wrong == []
+    assert "all rows of the dump" in checker.end(state_at(5)).wrong[0]
+    stale = state_at(3)
+    stale[A][0] = (0, 1000)
+    checker.check(1, 2, stale)
+    assert "accounts_a differs in 1" in checker.verdict.wrong[-1]
+
+
 def test_a_transaction_of_the_log_is_one_that_committed() -> None:
     text = """
 #251128 18:00:00 server id 1  end_log_pos 99 CRC32 0x1 \tGTID 0-1-7 trans

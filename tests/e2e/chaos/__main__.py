@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "seed": arguments.seed,
         "source": plan.source,
         "minutes": arguments.minutes,
+        "dump": arguments.dump,
         **verdict,
         "seconds": round(time.monotonic() - began_s, 1),
     }
@@ -61,6 +62,9 @@ def main() -> int:
     parser.add_argument("--faults", default="kill,stop", help=f"by commas: {', '.join(KINDS)}")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between faults")
     parser.add_argument("--rate", type=float, default=40.0, help="transactions a second")
+    parser.add_argument(
+        "--dump", action="store_true", help="what tables hold at first comes by a dump"
+    )
     parser.add_argument(
         "--small", action="store_true", help="one etcd, one coordinator, two captures"
     )

@@ -91,15 +91,15 @@ class World:
         nodes = [node for name, node in self.nodes.items() if name.startswith(kind)]
         return ",".join(f"{scheme}{node.room.address}:{port}" for node in nodes)
 
-    def call(self, method: str, request: Any, limit_s: float = _READY_S) -> Any:
+    def call(self, method: str, request: Any, stub: Any = ChangefeedServiceStub) -> Any:
         """A call of the changefeed API, to whichever capture answers."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + _READY_S
         while True:
             for address in self.addresses("capture", 8300).split(","):
                 options = [("grpc.use_local_subchannel_pool", 1)]
                 with grpc.insecure_channel(address, options=options) as channel:
                     try:
-                        return getattr(ChangefeedServiceStub(channel), method)(request, timeout=20)
+                        return getattr(stub(channel), method)(request, timeout=20)
                     except grpc.RpcError as err:
                         if err.code() == grpc.StatusCode.INVALID_ARGUMENT:
                             raise

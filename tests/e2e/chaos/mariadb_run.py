@@ -35,8 +35,10 @@ class MariaDbRun(Run):
         uri = f"{self._server.uri}?idle-row-ms=1000&heartbeat-ms=500"
         return pb.CreateChangefeedRequest(source_uri=uri, filter=workload.FILTER)
 
-    def start_writers(self, rate: float) -> None:
+    def fill(self) -> None:
         workload.fill(self._server)
+
+    def start_writers(self, rate: float) -> None:
         for number in range(1, _WRITERS + 1):
             dice = random.Random(self._dice.getrandbits(64))
             self._writers.append(workload.Writer(self._server, number, dice, _WRITERS / rate))
@@ -56,7 +58,7 @@ class MariaDbRun(Run):
         files = sorted((self._world.directory / "mariadb" / "data").glob("binlog.[0-9]*"))
         history = [each for each in read(files, DATABASE) if each.mark is not None]
         committed = [mark for writer in self._writers for mark in writer.committed]
-        return Checker(history, committed)
+        return Checker(history, committed, dumped=self.dumped)
 
     def at_source(self) -> Tables:
         return {

@@ -15,7 +15,7 @@ import pymysql
 from pymysql.cursors import Cursor
 
 from tests.e2e.chaos.checks import ACCOUNTS, BANK, LISTS, OPENING_BALANCE
-from tests.e2e.chaos.run import DATABASE
+from tests.e2e.chaos.run import BULK_ROWS, DATABASE
 from tests.mariadb import MariaDb
 
 _MARKS_OF_WRITER = 10_000_000
@@ -30,6 +30,7 @@ _TABLES = """
 CREATE TABLE marks (id BIGINT PRIMARY KEY, kind VARCHAR(20) NOT NULL);
 CREATE TABLE members (id INT PRIMARY KEY, name VARCHAR(20) NOT NULL, slot INT, v BIGINT NOT NULL,
   UNIQUE KEY (name), UNIQUE KEY (slot));
+CREATE TABLE bulk (id INT PRIMARY KEY, v BIGINT NOT NULL);
 CREATE TABLE tallies (id INT PRIMARY KEY, members INT NOT NULL);
 CREATE TABLE renames (id INT AUTO_INCREMENT PRIMARY KEY, old VARCHAR(20), new VARCHAR(20));
 CREATE TRIGGER one_more AFTER INSERT ON members FOR EACH ROW
@@ -54,6 +55,7 @@ COLUMNS = {
     **dict.fromkeys(BANK, ("id", "balance")),
     **dict.fromkeys(LISTS, ("id", "elements")),
     "members": ("id", "name", "slot", "v"),
+    "bulk": ("id", "v"),
     "tallies": ("id", "members"),
     "renames": ("id", "old", "new"),
     "owners": ("id", "v"),
@@ -62,8 +64,6 @@ COLUMNS = {
 """Of the tables that are replicated."""
 FILTER = (f"{DATABASE}.*", f"!{DATABASE}.cascaded")
 """Rows that a cascade removes are in no log: a changefeed with such a table is refused."""
-FIRST_MARK = 1
-"""Of the transaction that fills the bank."""
 
 
 def create(server: MariaDb) -> None:
@@ -73,11 +73,13 @@ def create(server: MariaDb) -> None:
 
 
 def fill(server: MariaDb) -> None:
-    """What tables hold at first, in one transaction."""
+    """What tables hold at first, in FILLS transactions."""
     rows = ", ".join(f"({number}, {OPENING_BALANCE})" for number in range(ACCOUNTS))
     statements = [f"INSERT INTO {name} VALUES {rows}" for name in BANK]
-    statements += ["INSERT INTO tallies VALUES (1, 0)", _mark(FIRST_MARK, "fill")]
+    statements += ["INSERT INTO tallies VALUES (1, 0)", _mark(1, "fill")]
     server.execute("BEGIN", *statements, "COMMIT", database=DATABASE)
+    bulk = f"INSERT INTO bulk SELECT seq * 2, 0 FROM seq_1_to_{BULK_ROWS}"
+    server.execute("BEGIN", bulk, _mark(2, "fill"), "COMMIT", database=DATABASE)
 
 
 class Writer:
@@ -113,8 +115,9 @@ class Writer:
                 ("append", self._append),
                 ("keys", self._change_keys),
                 ("family", self._change_family),
+                ("bulk", self._change_bulk),
             ]
-            kind, write = self._dice.choices(kinds, (30, 35, 25, 10))[0]
+            kind, write = self._dice.choices(kinds, (25, 30, 25, 10, 10))[0]
             try:
                 self._transact(mark, kind, write)
             except pymysql.Error as err:
@@ -198,6 +201,19 @@ class Writer:
 
     def _slot(self) -> str:
         return self._dice.choice(("NULL", str(self._dice.randrange(_MEMBERS))))
+
+    def _change_bulk(self, cursor: Cursor, mark: int) -> None:
+        first = self._dice.randrange(2 * BULK_ROWS)
+        cursor.execute(
+            self._dice.choice(
+                (
+                    f"UPDATE bulk SET v = {mark} WHERE id BETWEEN {first} AND {first + 20}",
+                    f"DELETE FROM bulk WHERE id BETWEEN {first} AND {first + 4}",
+                    f"INSERT IGNORE INTO bulk VALUES ({first}, {mark}), ({first + 1}, {mark})",
+                    f"UPDATE IGNORE bulk SET id = id + 1, v = {mark} WHERE id = {first}",
+                )
+            )
+        )
 
     def _change_family(self, cursor: Cursor, mark: int) -> None:
         owner = self._dice.randrange(_OWNERS)

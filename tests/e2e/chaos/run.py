@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1.dump_pb2 import GetDumpStatusRequest, StartDumpRequest
+from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from tests.e2e.chaos.checks import Checker
 from tests.e2e.chaos.cluster import World, add_job, sink_uri
@@ -22,6 +24,8 @@ from tests.e2e.chaos.lakes import Lake, LakeError, lake_of
 from tests.e2e.chaos.timeline import timeline
 
 DATABASE = "chaos"
+FILLS, BULK_ROWS, _DUMP_ROWS_PER_S = 2, 6000, 300
+"""A dump of what tables hold at first lasts for some of the faults."""
 _FIRST_CUT_S, _CATCH_UP_S, _LOOK_S = 600.0, 400.0, 1.0
 
 
@@ -34,6 +38,8 @@ class Run(ABC):
     def __init__(self, world: World, dice: random.Random) -> None:
         self._world = world
         self._dice = dice
+        self.dumped = 0
+        """How many transactions changefeeds have by a dump."""
         self._lakes: dict[str, Lake] = {}
         self._watch = Watch(world, self._lakes)
 
@@ -46,8 +52,12 @@ class Run(ABC):
         """What is to be replicated."""
 
     @abstractmethod
+    def fill(self) -> None:
+        """Write what tables hold at first, in FILLS transactions."""
+
+    @abstractmethod
     def start_writers(self, rate: float) -> None:
-        """Begin to write so many transactions a second, after what tables hold at first."""
+        """Begin to write so many transactions a second."""
 
     @abstractmethod
     def stop_writers(self) -> None:
@@ -64,14 +74,22 @@ class Run(ABC):
     def run(self, arguments: argparse.Namespace) -> dict[str, Any]:
         """Returns the verdict."""
         self.prepare()
+        self.dumped = FILLS if arguments.dump else 0
+        if arguments.dump:
+            self.fill()
         targets = self._world.plan.targets
         for target in targets:
             request = self.changefeed()
             request.id, request.sink_uri = target, sink_uri(self._world, target)
             created = self._world.call("CreateChangefeed", request).changefeed
+            if arguments.dump:
+                dump = StartDumpRequest(changefeed_id=target, rows_per_second_max=_DUMP_ROWS_PER_S)
+                self._world.call("StartDump", dump, DumpServiceStub)
             add_job(self._world, target, created.checkpoint_ts)
             lake = lake_of(target, self._world.lake(target), DATABASE, self.columns)
             self._lakes[target] = lake
+        if not arguments.dump:
+            self.fill()
         self.start_writers(arguments.rate)
         for target in targets:
             if not _wait(_FIRST_CUT_S, partial(self._has_cuts, target)):
@@ -110,7 +128,20 @@ class Run(ABC):
         return bool(self._lakes[target].cuts())
 
     def _catches_up(self, target: str, last: int) -> bool:
-        return _wait(_CATCH_UP_S, lambda: last in self._lakes[target].newest("marks"))
+        def has_all() -> bool:
+            return last in self._lakes[target].newest("marks") and self._is_dumped(target)
+
+        return _wait(_CATCH_UP_S, has_all)
+
+    def _is_dumped(self, target: str) -> bool:
+        """Whether each row of the dump is at the target."""
+        if not self.dumped:
+            return True
+        request = GetDumpStatusRequest(changefeed_id=target)
+        dump = self._world.call("GetDumpStatus", request, DumpServiceStub).dump
+        if dump.state == "failed":
+            raise RuntimeError(f"the dump of {target} has failed: {dump}")
+        return bool(dump.state == "finished")
 
     def _check(self, target: str, checker: Checker) -> dict[str, Any]:
         try:

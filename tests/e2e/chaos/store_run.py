@@ -28,7 +28,7 @@ from tests.e2e.chaos import history
 from tests.e2e.chaos.checks import ACCOUNTS, BANK, LISTS, OPENING_BALANCE, Checker
 from tests.e2e.chaos.cluster import World
 from tests.e2e.chaos.history import Change, Row, Tables
-from tests.e2e.chaos.run import DATABASE, Run
+from tests.e2e.chaos.run import BULK_ROWS, DATABASE, Run
 
 _WRITERS = 4
 _MARKS_OF_WRITER = 10_000_000
@@ -50,6 +50,7 @@ TABLES = {
         *(_table(102 + n, name, Column.bigint("balance")) for n, name in enumerate(BANK)),
         *(_table(105 + n, name, Column.varchar("elements", 9000)) for n, name in enumerate(LISTS)),
         _table(107, "members", Column.varchar("name", 20)),
+        _table(108, "bulk", Column.bigint("v")),
     )
 }
 COLUMNS = {name: tuple(c.name for c in table.columns) for name, table in TABLES.items()}
@@ -128,14 +129,17 @@ class Writer:
             ("transfer", self._transfer),
             ("append", self._append),
             ("keys", self._move_members),
+            ("bulk", self._change_bulk),
         ]
-        await self.transact(*self._dice.choices(kinds, (40, 35, 25))[0])
+        await self.transact(*self._dice.choices(kinds, (35, 30, 25, 10))[0])
 
-    async def transact(self, kind: str, write: Callable[[Ledger], Awaitable[None]]) -> None:
+    async def transact(
+        self, kind: str, write: Callable[[Ledger], Awaitable[None]], *, surely: bool = False
+    ) -> None:
         """One transaction. Raises what it was refused with, or what became of its answer."""
         self._begun += 1
         mark = self._number * _MARKS_OF_WRITER + self._begun
-        pessimistic = self._dice.random() < 0.5
+        pessimistic = not surely and self._dice.random() < 0.5
         inner = await self._client.begin(pessimistic=pessimistic)
         ledger = Ledger(inner, mark, pessimistic=pessimistic)
         try:
@@ -144,17 +148,22 @@ class Writer:
         except TidemarkError:
             await inner.rollback()
             raise
-        if self._dice.random() < 0.05:
+        if not surely and self._dice.random() < 0.05:
             await inner.rollback()
             return
         self.records.append(ledger.record)
         ledger.record.commit_ts = await inner.commit()
 
-    async def fill(self, ledger: Ledger) -> None:
-        """What tables hold at first."""
+    async def fill_bank(self, ledger: Ledger) -> None:
+        """What accounts hold at first."""
         for table in BANK:
             for account in range(ACCOUNTS):
                 await ledger.put(table, account, OPENING_BALANCE)
+
+    async def fill_bulk(self, ledger: Ledger) -> None:
+        """Many rows."""
+        for number in range(BULK_ROWS):
+            await ledger.put("bulk", number, 0)
 
     async def _transfer(self, ledger: Ledger) -> None:
         amount = self._dice.randint(1, 50)
@@ -187,6 +196,15 @@ class Writer:
         if rows[one] is None and rows[two] is None:
             await ledger.put("members", one, f"n{ledger.record.mark}")
 
+    async def _change_bulk(self, ledger: Ledger) -> None:
+        first = self._dice.randrange(BULK_ROWS)
+        for number in range(first, min(first + self._dice.choice((1, 4, 20)), BULK_ROWS)):
+            row = await ledger.get("bulk", number)
+            if row is None or self._dice.random() < 0.7:
+                await ledger.put("bulk", number, ledger.record.mark)
+            else:
+                await ledger.delete("bulk", number)
+
 
 class StoreRun(Run):
     """See `Run`; writers live in an event loop of their own."""
@@ -197,6 +215,8 @@ class StoreRun(Run):
         super().__init__(world, dice)
         self._writers: list[Writer] = []
         self._ready = threading.Event()
+        self._may_write = threading.Event()
+        self._rate = 0.0
         self._ending: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
         self._result: Future[Tables] = Future()
@@ -211,19 +231,25 @@ class StoreRun(Run):
         ]
         return pb.CreateChangefeedRequest(tables=tables)
 
-    def start_writers(self, rate: float) -> None:
+    def fill(self) -> None:
         def run() -> None:
             try:
-                self._result.set_result(asyncio.run(self._write(rate)))
+                self._result.set_result(asyncio.run(self._write()))
             except BaseException as err:  # noqa: BLE001 - told when writers are stopped
                 self._result.set_exception(err)
                 self._ready.set()
 
         threading.Thread(target=run, daemon=True).start()
         self._ready.wait()
+        if self._result.done():
+            self._result.result()
+
+    def start_writers(self, rate: float) -> None:
+        self._rate = rate
+        self._may_write.set()
 
     def stop_writers(self) -> None:
-        if self._ending is not None:
+        if self._ending is not None and not self._result.done():
             self._loop.call_soon_threadsafe(self._ending.set)
         self._result.result(_ANSWERS_S)
 
@@ -235,12 +261,13 @@ class StoreRun(Run):
         return Checker(
             [record.transaction() for record in records],
             commit_ts=[record.commit_ts for record in records],
+            dumped=self.dumped,
         )
 
     def at_source(self) -> Tables:
         return self._result.result()
 
-    async def _write(self, rate: float) -> Tables:
+    async def _write(self) -> Tables:
         """Until it is told to end; then what the store holds."""
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         address = self._world.addresses("coordinator", 2379)
@@ -250,11 +277,13 @@ class StoreRun(Run):
                 for number in range(1, _WRITERS + 1)
             ]
             first = self._writers[0]
-            await first.transact("fill", first.fill)
+            for fill in (first.fill_bank, first.fill_bulk):
+                await first.transact("fill", fill, surely=True)
             self._ready.set()
+            await asyncio.to_thread(self._may_write.wait)
             async with asyncio.TaskGroup() as tasks:
                 for writer in self._writers:
-                    tasks.create_task(writer.run(_WRITERS / rate, self._ending))
+                    tasks.create_task(writer.run(_WRITERS / self._rate, self._ending))
             async with asyncio.timeout(_ANSWERS_S):
                 await self._learn_outcomes(client)
                 return await self._scan(client)
