@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
+from pyspark_tidemark.redaction import sql_statement
 
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.mysql.ddl.definition import Definition, row_key
@@ -307,7 +308,7 @@ class DdlChanges:
         for name in again:
             table_id = effect.touched.get(name) or self._tables.by_name[name].span.table_id
             ids[name] = table_id if table_id > 0 else new_id(logged.commit_ts, name)
-        statement = " ".join(logged.query.sql.split())[:_STATEMENT_SHOWN]
+        statement = " ".join(sql_statement(logged.query.sql).split())[:_STATEMENT_SHOWN]
         if again and not (
             await self._read_again(logged.commit_ts, statement, ids, again)
             or await self._copies_anew([effect.names_before.get(name, name) for name in again])
@@ -487,7 +488,7 @@ def _is_sequence(table: Definition | TableMap) -> bool:
 def _changes_untold(names: Iterable[TableName], statement: str) -> RowsMovedError:
     shown = ", ".join(sorted(".".join(name) for name in names))
     return RowsMovedError(
-        f"{statement[:_STATEMENT_IN_ERROR]!r} moves rows of {shown} beside the log, and without a "
+        f"{sql_statement(statement)[:_STATEMENT_IN_ERROR]!r} moves rows of {shown} beside the log, and without a "
         "key the table cannot be read again: give it a key, or leave it out by --filter, and "
         "create the changefeed anew"
     )

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from pyspark_tidemark.redaction import sql_statement
+
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.mysql.ddl.column_types import Collations, LostError
 from server.puller.mysql.ddl.definition import UNTOLD, Definition, row_key
@@ -317,7 +319,8 @@ def _ddl_unknown(statement: Statement, what: str, commit_ts: int) -> DdlUnknownE
 
 
 def _short(sql: str) -> str:
-    return " ".join(sql.split())[:120]
+    # Literals are values of rows, and what is shown goes to whoever sees the changefeed's state.
+    return " ".join(sql_statement(sql).split())[:120]
 
 
 @dataclass(frozen=True, slots=True)

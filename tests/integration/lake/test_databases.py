@@ -1,7 +1,7 @@
 """Tables in real databases equal the replay, in each mode, however often a cut is repeated."""
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import SinkUri
 
 from tests.integration.lake.evolving import EvolvingFeed
+from tests.mariadb import running_mariadb
 
 CUTS = (10, 30, 200, 210, 600, 1000)
 
@@ -357,3 +358,32 @@ def execute(uri, statement):
         cursor.execute(statement)
     connection.commit()
     connection.close()
+
+
+def test_a_row_larger_than_the_target_takes_is_refused_by_name():
+    """The server breaks the connection in the middle of such a packet, which looks like trouble of
+    the network: it was sent again for ever.
+    """
+    columns = ["`id` bigint", "`text` longtext"]
+
+    def staged(*sizes):
+        batch = pa.record_batch(
+            [pa.array(range(len(sizes)), pa.int64()), pa.array(["x" * size for size in sizes])],
+            ["id", "text"],
+        )
+        with closing(database.connect()) as connection, connection.cursor() as cursor:
+            database.stage(cursor, columns, [batch], ["id"])
+            cursor.execute("SELECT id, length(text) FROM _tidemark_changes ORDER BY id")
+            return list(cursor.fetchall())
+
+    with running_mariadb(f"--max-allowed-packet={1 << 20}") as mariadb:
+        database = database_of(SinkUri.parse(f"{mariadb.uri}/{mariadb.database('lake')}"))
+        sizes = (10, (1 << 20) - 100, 10, 400_000, 400_000, 400_000)
+        assert staged(*sizes) == list(enumerate(sizes))
+        with pytest.raises(
+            SourceError, match=r"max_allowed_packet is 1048576.* = 4194304"
+        ) as error:
+            staged(10, 3_000_000)
+        assert (error.value.code, error.value.retryable) == ("ErrRowTooLarge", False)
+        mariadb.execute(f"SET GLOBAL max_allowed_packet = {4 << 20}")
+        assert staged(10, 3_000_000) == [(0, 10), (1, 3_000_000)]

@@ -8,6 +8,8 @@ were seen to answer.
 import struct
 from typing import Final
 
+from pyspark_tidemark.redaction import mysql_text
+
 from storage.model.errors import (
     CorruptError,
     InvalidError,
@@ -171,6 +173,7 @@ class UnknownStartError(InvalidError):
     code = "ErrMySQLStartUnknown"
 
 
+_PACKET_TOO_LARGE: Final = 1153
 _LOG_ERRORS: Final = frozenset({1236, 1220, 1198, 1201})
 _LOGIN = frozenset({1044, 1045, 1130, 1251, 1698, 1862, 2059, 2061, 4151})
 _PRIVILEGE = frozenset({1142, 1143, 1227, 1370, 1396})
@@ -220,7 +223,8 @@ def behind(said: str) -> LogBehindError:
 
 def refusal(number: int, text: str, doing: str) -> TidemarkError:
     """The error of ours for an error of the server."""
-    said = f"(the server: {number} {text})"
+    shown = mysql_text(number, text)
+    said = f"(the server: {number} {shown})"
     if number in _ID_TAKEN or "same server_uuid/server_id" in text:
         return ServerIdTakenError(f"another reader uses our server id; another one is taken {said}")
     if number in _LOG_ERRORS:
@@ -242,7 +246,12 @@ def refusal(number: int, text: str, doing: str) -> TidemarkError:
             f"{doing}: TLS failed: check tls, ca, cert and key of the source URI {said}"
         )
     if number in _UNAVAILABLE or number in _LOST:
-        return MySqlUnavailableError(f"{doing}: {text} ({number})")
+        return MySqlUnavailableError(f"{doing}: {shown} ({number})")
+    if number == _PACKET_TOO_LARGE:
+        return MySqlStatementError(
+            f"{doing}: a row is larger than the server's max_allowed_packet: SET GLOBAL "
+            f"max_allowed_packet to more, at most 1 GiB, then resume {said}"
+        )
     return MySqlStatementError(f"{doing}: {said}")
 
 
@@ -262,6 +271,7 @@ def _of_log(text: str, said: str) -> TidemarkError:
         return behind(said)
     if any(part in text for part in _DAMAGED):
         return LogDamagedError(
-            f"the server cannot read its log there; check its disk, or use a replica {said}"
+            "the server cannot read its log there; check its disk, raise max_allowed_packet if "
+            f"the server says so, or use a replica {said}"
         )
     return LogRefusedError(f"the server does not send its log {said}")

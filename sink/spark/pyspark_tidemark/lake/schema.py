@@ -234,9 +234,20 @@ def fitted(rows: Any, schema: Any) -> Any:
             else pa.nulls(len(rows), field.type)
             for field in schema
         ]
-    except pa.ArrowInvalid as err:
+    except pa.ArrowInvalid:
+        # What Arrow says quotes the value.
         raise SourceError(
             "ErrSchemaIncompatible",
-            f"a new value does not fit into the target's type ({err}); start a new target",
+            f"a new value does not fit into the target's type, {_differences(rows, schema)}; "
+            "start a new target",
         ) from None
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _differences(rows: Any, schema: Any) -> str:
+    """Which columns have other types in `rows` than in `schema`."""
+    return ", ".join(
+        f"column {field.name}: {rows[field.name].type} into {field.type}"
+        for field in schema
+        if field.name in rows.schema.names and rows[field.name].type != field.type
+    )

@@ -14,6 +14,7 @@ from pyspark_tidemark.sink_uri import SinkUri
         (ER.BAD_FIELD_ERROR, "ErrTargetRefused", False),
         (ER.TOO_LONG_KEY, "ErrTargetRefused", False),
         (ER.TOO_BIG_ROWSIZE, "ErrTargetRefused", False),
+        (ER.NET_PACKET_TOO_LARGE, "ErrRowTooLarge", False),
         (ER.LOCK_DEADLOCK, "ErrTargetUnavailable", True),
         (ER.SERVER_SHUTDOWN, "ErrTargetUnavailable", True),
         (CR.CR_SERVER_LOST, "ErrTargetUnavailable", True),

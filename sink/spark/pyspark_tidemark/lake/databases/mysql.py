@@ -23,6 +23,7 @@ from pyspark_tidemark.lake.databases.database import (
 from pyspark_tidemark.lake.databases.mysql_login import GuardedConnection
 from pyspark_tidemark.lake.databases.text import as_values
 from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.redaction import mysql_error
 from pyspark_tidemark.sink_uri import SinkUri
 
 _CHARACTERS = "CHARACTER SET utf8mb4"
@@ -45,6 +46,8 @@ _KEY_BYTES = 3072  # InnoDB's limit for an index
 _MYSQL_KEYS, _MARIADB_KEYS = "utf8mb4_0900_bin", "utf8mb4_nopad_bin"
 """Collations that compare bytes and pad nothing: to utf8mb4_bin 'b' and 'b ' are one key."""
 _STATEMENT_BYTES = 1 << 19
+_PACKET_BYTES_MAX = 1 << 30
+"""The largest max_allowed_packet of MySQL and MariaDB."""
 _DISK_FULL = (ER.DISK_FULL, ER.RECORD_FILE_FULL)
 _DENIED = (ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR)
 _REFUSED = (
@@ -104,6 +107,7 @@ class MySql:
                 "ssl_verify_identity": True,
             }
         self._key_collation = _MYSQL_KEYS
+        self._packet_bytes = _STATEMENT_BYTES
 
     def connect(self) -> Any:
         """See `Database`."""
@@ -116,6 +120,9 @@ class MySql:
         self._key_collation = (
             _MARIADB_KEYS if "mariadb" in connection.get_server_info().lower() else _MYSQL_KEYS
         )
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@max_allowed_packet")
+            self._packet_bytes = int(cursor.fetchone()[0])
         # REPEATABLE READ would lock gaps between keys, where tables are written in parallel.
         connection.query("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         return connection
@@ -169,8 +176,24 @@ class MySql:
         cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {STAGED}")
         cursor.execute(f"CREATE TEMPORARY TABLE {STAGED} ({', '.join(columns)}{primary})")
         for batch in batches:
-            for values in as_values(batch, _STATEMENT_BYTES):
-                cursor.execute(f"REPLACE INTO {STAGED} VALUES {values}")  # noqa: S608 - literals of as_values
+            for statement in self._staging(batch):
+                cursor.execute(statement)
+
+    def _staging(self, batch: Any) -> list[str]:
+        """The statements that stage a batch, each of a size that the server takes.
+
+        Raises:
+            SourceError: ErrRowTooLarge, a row is larger than that.
+        """
+        # The server drops the connection in the middle of a packet that is far too large, so that
+        # one looks like trouble of the network: it is refused here.
+        statements = _replacing(batch, min(_STATEMENT_BYTES, self._packet_bytes // 2))
+        if any(_packet_bytes(each) > self._packet_bytes for each in statements):
+            statements = _replacing(batch, 1)
+        largest = max(map(_packet_bytes, statements), default=0)
+        if largest > self._packet_bytes:
+            raise _row_too_large(largest, self._packet_bytes)
+        return statements
 
     def delete_staged(self, table: str, key: Sequence[str]) -> list[str]:
         """See `Database`."""
@@ -318,12 +341,20 @@ class MySql:
         number = err.args[0] if err.args and isinstance(err.args[0], int) else 0
         if number in _DISK_FULL:
             return SourceError(
-                "ErrTargetFull", f"the database's disk is full ({err}); make room", retryable=True
+                "ErrTargetFull",
+                f"the database's disk is full ({mysql_error(err)}); make room",
+                retryable=True,
             )
         if number == CR.CR_AUTH_PLUGIN_CANNOT_LOAD:
             return SourceError("ErrCredentials", f"{err.args[1]}: add ca-path=/path to the target")
         if number in _DENIED:
-            return SourceError("ErrCredentials", f"the database refuses us: {err}")
+            return SourceError("ErrCredentials", f"the database refuses us: {mysql_error(err)}")
+        if number == ER.NET_PACKET_TOO_LARGE:
+            return SourceError(
+                "ErrRowTooLarge",
+                "a statement is larger than the target's max_allowed_packet: SET GLOBAL "
+                f"max_allowed_packet = {_PACKET_BYTES_MAX} there, then resume the changefeed",
+            )
         # PyMySQL raises OperationalError for nearly everything, refusals of a statement, too: tried
         # again and again, those would never end.
         later = (
@@ -332,9 +363,37 @@ class MySql:
         )
         return SourceError(
             "ErrTargetUnavailable" if later else "ErrTargetRefused",
-            f"the database says: {err}",
+            f"the database says: {mysql_error(err)}",
             retryable=later,
         )
+
+
+def _replacing(batch: Any, most_bytes: int) -> list[str]:
+    return [
+        f"REPLACE INTO {STAGED} VALUES {values}"  # noqa: S608 - literals of as_values
+        for values in as_values(batch, most_bytes)
+    ]
+
+
+def _packet_bytes(statement: str) -> int:
+    """With the byte that says that a query follows."""
+    return 1 + len(statement.encode())
+
+
+def _row_too_large(size: int, most: int) -> SourceError:
+    if size > _PACKET_BYTES_MAX:
+        way_out = "which no server takes: leave its largest column out by --columns"
+    else:
+        needed = 1 << (size - 1).bit_length()
+        way_out = (
+            f"and the target's max_allowed_packet is {most}: SET GLOBAL max_allowed_packet = "
+            f"{needed} there (and in its configuration), or leave the row's largest column out by "
+            "--columns"
+        )
+    return SourceError(
+        "ErrRowTooLarge",
+        f"a row takes {size} bytes in a statement, {way_out}; then resume the changefeed",
+    )
 
 
 def _row(value: Any) -> str:

@@ -20,6 +20,7 @@ from pyspark_tidemark.lake.databases.database import (
 )
 from pyspark_tidemark.lake.databases.text import as_csv, as_quoted
 from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.redaction import postgres_error
 from pyspark_tidemark.sink_uri import SinkUri
 
 _TYPES = {
@@ -287,20 +288,22 @@ class Postgres:
         """See `Database`."""
         if isinstance(err, errors.DiskFull):
             return SourceError(
-                "ErrTargetFull", f"the database's disk is full ({err}); make room", retryable=True
+                "ErrTargetFull",
+                f"the database's disk is full ({postgres_error(err)}); make room",
+                retryable=True,
             )
         if "authentication method requirement" in str(err):
             advice = (
                 "the server asks for the password itself, which it gets only over verified TLS: "
                 "add ca-path=/path"
             )
-            return SourceError("ErrCredentials", f"{advice} to the target ({str(err).strip()})")
+            return SourceError("ErrCredentials", f"{advice} to the target ({postgres_error(err)})")
         if isinstance(err, (errors.InvalidPassword, errors.InvalidAuthorizationSpecification)):
-            return SourceError("ErrCredentials", f"the database refuses us: {err}")
+            return SourceError("ErrCredentials", f"the database refuses us: {postgres_error(err)}")
         if isinstance(err, errors.UntranslatableCharacter):
             return SourceError(
                 "ErrTargetRefused",
-                f"a text does not fit into the database's encoding ({str(err).strip()}): choose a "
+                f"a text does not fit into the database's encoding ({postgres_error(err)}): choose a "
                 "database that was created with ENCODING 'UTF8'",
             )
         if isinstance(err, errors.CharacterNotInRepertoire):
@@ -309,11 +312,11 @@ class Postgres:
                 "ErrTargetRefused",
                 "a text holds the character U+0000, which PostgreSQL cannot: remove it at the "
                 "source, or create the changefeed with --columns that leave the column out "
-                f"({str(err).strip()})",
+                f"({postgres_error(err)})",
             )
         later = isinstance(err, _LATER) and not isinstance(err, _NEVER)
         code = "ErrTargetUnavailable" if later else "ErrTargetRefused"
-        return SourceError(code, f"PostgreSQL says: {err}", retryable=later)
+        return SourceError(code, f"PostgreSQL says: {postgres_error(err)}", retryable=later)
 
 
 def _unique(prefix: str) -> str:
