@@ -5,15 +5,24 @@ A port of 0 is good for a server that listens once. One that comes back at its o
 taken by then: by a client's connection, or by another server that asked for any. So these lie below
 the range that the kernel chooses from, each process of pytest-xdist has its own, and none is given
 twice before all were.
+
+Several sessions may run at once, in whatever directory: a port belongs to the process that locked
+its byte of a file which all share, until that process ends. That nobody listens on a port says
+nothing by itself: the one that it was given to may not have begun yet, or have been killed.
 """
 
+import fcntl
 import os
 import random
 import socket
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import IO
 
 _KERNELS_CHOICE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOCKS = Path(tempfile.gettempdir()) / f"tidemark-test-ports-{os.getuid()}"
 _FIRST, _LAST, _SHARES = 11_000, 19_999, 8
 
 
@@ -30,9 +39,16 @@ def free_ports(count: int) -> list[int]:
 def _free_ports() -> Iterator[int]:
     share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _SHARES
     ports = range(_FIRST + share, _last() + 1, _SHARES)
-    start = random.SystemRandom().randrange(len(ports))  # another session may run beside this one
+    # Sessions that run beside each other seldom meet.
+    start = random.SystemRandom().randrange(len(ports))
     while True:
-        yield from filter(_is_free, ports[start:])
+        given = 0
+        for port in ports[start:]:
+            if _is_ours(port) and _is_free(port):
+                given += 1
+                yield port
+        if not given and start == 0:
+            raise RuntimeError("all ports are taken by sessions that run beside this one")
         start = 0
 
 
@@ -40,6 +56,22 @@ def _last() -> int:
     """The range's end; where the kernel chooses from nearly all ports, there is no better one."""
     lowest = int(_KERNELS_CHOICE.read_text().split()[0]) if _KERNELS_CHOICE.exists() else _LAST + 1
     return min(_LAST, lowest - 1) if lowest > _FIRST + 1000 else _LAST
+
+
+@cache
+def _locks() -> IO[bytes]:
+    # Opened once, and never closed: the kernel drops all locks of a process on a file when any of
+    # its descriptors is closed.
+    return _LOCKS.open("ab")
+
+
+def _is_ours(port: int) -> bool:
+    """Whether this process has the port, or takes it now. The kernel gives it back at its end."""
+    try:
+        fcntl.lockf(_locks(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    return True
 
 
 def _is_free(port: int) -> bool:

@@ -24,8 +24,8 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -50,6 +50,7 @@ _AGING_LIVES, _AGING_S = 4, 3600.0
 _LIFE_S, _END_S = 180.0, 800.0
 _OUTAGES, _OUTAGE_WITHIN_S = 0.4, 30.0
 _CHANGEFEED = "bank"
+_LOG_TOLD_CHARACTERS = 6000
 
 
 @dataclass
@@ -316,19 +317,30 @@ async def laid_out(
     """
     directory = Path(tempfile.mkdtemp(prefix="tidemark-kills-"))
     (directory / "logs").mkdir()
-    with opened(arguments.target, directory) as lake:
+    with logs_told(directory), opened(arguments.target, directory) as lake:
         async with Cluster.started(directory, any_ports=True) as cluster:
             await ensure_changefeed(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _wanted())
             matrix = Matrix(
                 lake, cluster, directory, random.Random(arguments.seed), arguments.rate, steps, age
             )
-            try:
-                yield matrix
-            except BaseException:
-                print((directory / "job.log").read_text(errors="replace")[-6000:], file=sys.stderr)
-                raise
+            yield matrix
     if matrix.equal:
         shutil.rmtree(directory)
+
+
+@contextmanager
+def logs_told(directory: Path) -> Iterator[None]:
+    """Print how the logs end if the block fails, wherever it does: there may be no job yet, and
+    what is not there must not hide the error.
+    """
+    try:
+        yield
+    except BaseException:
+        for log in sorted([*directory.glob("*.log"), *directory.glob("logs/*")]):
+            if log.is_file():
+                told = log.read_text(errors="replace")[-_LOG_TOLD_CHARACTERS:]
+                print(f"--- {log}\n{told}", file=sys.stderr)
+        raise
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """Ports of tests' servers."""
 
+import subprocess
+import sys
+
 from tests import ports
 
 
@@ -22,3 +25,34 @@ def test_each_process_of_a_session_has_ports_of_its_own(monkeypatch):
         some = ports._free_ports()
         given.append({next(some) for _ in range(200)})
     assert not given[0] & given[1]
+
+
+TAKER = """
+import sys
+from tests.ports import free_ports
+print(*free_ports(100), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_sessions_that_run_at_once_share_no_port():
+    """Both of one share, and from the same start: the ports of the first are free to bind."""
+    takers = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                f"import random\nrandom.SystemRandom = lambda: random.Random(1)\n{TAKER}",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    taken = [taker.stdout.readline().split() for taker in takers]
+    for taker in takers:
+        taker.communicate()
+    ports = [port for each in taken for port in each]
+    assert len(ports) == 300
+    assert len(set(ports)) == len(ports)
