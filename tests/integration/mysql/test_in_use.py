@@ -126,6 +126,7 @@ CASES: Final[Mapping[str, Case]] = {
     "sequence_default": Case(["CREATE SEQUENCE s1","ALTER TABLE t ADD n INT DEFAULT NEXTVAL(s1)","INSERT INTO t (id) VALUES (7)"], read_again=["t"]),
     "temp_rename": Case(["CREATE TEMPORARY TABLE tmpa (id INT PRIMARY KEY)","INSERT INTO tmpa VALUES (1)","RENAME TABLE tmpa TO tmpb","DROP TABLE tmpb",LATER]),
     "latin1_names": Case(["SET NAMES latin1","ALTER TABLE t ADD `é` INT DEFAULT 5, ADD z VARCHAR(9) DEFAULT 'é'","INSERT INTO t (id) VALUES (8)","SET NAMES utf8mb4"]),
+    "poor_connection": Case(["SET character_set_connection=latin1", "ALTER TABLE t ADD z VARCHAR(9) DEFAULT '日é'"], read_again=["t"]),
     "no_backslash": Case(["SET sql_mode='NO_BACKSLASH_ESCAPES'","ALTER TABLE t ADD z VARCHAR(9) DEFAULT 'a\\', ADD y INT DEFAULT 7 COMMENT 'it\\'","INSERT INTO t (id) VALUES (8)","SET sql_mode=DEFAULT"]),
     "procedure": Case(["CREATE PROCEDURE pp() BEGIN ALTER TABLE t ADD x INT DEFAULT 4; UPDATE t SET x=id; ALTER TABLE t RENAME COLUMN x TO y; INSERT INTO t (id) VALUES (9); END","CALL pp()"]),
     "wait": Case(["ALTER TABLE t WAIT 5 ADD x INT DEFAULT 3","CREATE INDEX i ON t (x) WAIT 4","DROP INDEX i ON t","OPTIMIZE TABLE t WAIT 1","RENAME TABLE t WAIT 3 TO t2","RENAME TABLE t2 TO t","INSERT INTO t (id) VALUES (8)","CREATE TABLE z (id INT PRIMARY KEY)","DROP TABLE z NOWAIT","CREATE TABLE z (id INT PRIMARY KEY)","INSERT INTO z VALUES (1)","TRUNCATE TABLE z WAIT 2"]),

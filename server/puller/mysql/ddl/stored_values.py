@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 from server.puller.mysql.ddl.column_types import character_bytes
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tree import ColumnDef, Expression, Literal
-from storage.mysql.charset import codec_of
+from storage.mysql.charset import UTF8, codec_of
 from storage.mysql.schema import INTEGER_BYTES, INTEGERS, STRINGS, Column, Type
 
 _FRACTIONS: Final = frozenset({Type.DATETIME2, Type.TIMESTAMP2})
@@ -31,6 +31,10 @@ _SUPERSETS: Final = {
     "latin1": frozenset({"utf8mb3", "utf8mb4"}),
     "utf8mb3": frozenset({"utf8mb4"}),
 }
+_WIDE: Final = frozenset({"ucs2", "utf16", "utf16le", "utf32"})
+"""Character sets whose letters of ASCII have several bytes."""
+_BASIC_PLANE: Final = frozenset({"utf8mb3", "utf8", "ucs2"})
+"""Character sets that end at U+FFFF."""
 _EXACT: Final = Context(prec=120)
 _DAYS: Final = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?)?")
@@ -349,21 +353,33 @@ def _number_text(text: str) -> str:
 
 
 def _text(column: Column, literal: Literal, dialect: Dialect) -> str:
-    text = literal.text
+    text, connection = literal.text, dialect.connection
     if "\ufffd" in text or (literal.charset and not text.isascii()):
         raise ValueError("characters of another character set")
-    if not column.is_text:
-        return _bytes(_padded(column, text.encode(codec_of(dialect.connection) or "ascii")))
-    return _fitting(column, text)
+    if not (text.isascii() or _has_all(connection, text)):
+        raise ValueError("characters that the session's constants do not have")
+    if column.is_text:
+        return _fitting(column, text)
+    # A constant has the bytes of the connection's character set, but for a BLOB those of UTF-8.
+    if connection in _WIDE or not (text.isascii() or connection in UTF8):
+        raise ValueError("bytes of another character set")
+    return _bytes(_padded(column, text.encode()))
+
+
+def _has_all(charset: str, text: str) -> bool:
+    """Whether a character set surely has all characters of a text that is not ASCII alone."""
+    codec = None if charset == "ascii" else codec_of(charset)
+    if codec is None or (charset in _BASIC_PLANE and max(text) > "\uffff"):
+        return False
+    try:
+        text.encode(codec)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _fitting(column: Column, text: str) -> str:
-    codec = codec_of(column.charset)
-    if not text.isascii():
-        if codec is None or column.charset == "ascii":
-            raise ValueError("characters of another character set")
-        text.encode(codec)
-    if column.charset == "utf8mb3" and any(ord(char) > 0xFFFF for char in text):
+    if not (text.isascii() or _has_all(column.charset, text)):
         raise ValueError("characters of another character set")
     if column.type is Type.STRING:
         text = text.rstrip(" ")

@@ -404,6 +404,30 @@ def test_a_constant_default_is_what_rows_hold_that_are_older(declared: str, valu
 
 
 @pytest.mark.parametrize(
+    ("connection", "declared", "value"),
+    [
+        ("latin1", "VARCHAR(9) DEFAULT 'é€'", "é€"),
+        ("latin1", "VARCHAR(9) DEFAULT '日'", None),
+        ("ascii", "VARCHAR(9) DEFAULT 'é'", None),
+        ("ascii", "VARBINARY(9) DEFAULT 'é'", None),
+        ("binary", "VARCHAR(9) DEFAULT 'é'", None),
+        ("utf8mb3", "VARCHAR(9) DEFAULT '日'", "日"),
+        ("utf8mb3", "VARCHAR(9) DEFAULT '😀'", None),
+        ("utf16", "VARCHAR(9) DEFAULT 'ab'", "ab"),
+        ("utf16", "VARBINARY(9) DEFAULT 'ab'", None),
+        ("latin1", "BLOB DEFAULT 'é'", None),
+    ],
+)
+def test_a_constant_has_the_characters_of_its_session(
+    connection: str, declared: str, value: str | None
+) -> None:
+    dialect = replace(STRICT, connection=connection)
+    tracked = after("id INT PRIMARY KEY", f"ALTER TABLE t ADD c {declared}", dialect=dialect)
+    assert tracked.table.columns[1].held == value
+    assert bool(tracked.unclear) is (value is None)
+
+
+@pytest.mark.parametrize(
     "declared",
     ["INT DEFAULT (3 / 2)", "INT DEFAULT (1 + id)", "INT DEFAULT (2000000000 + 2000000000)", "VARCHAR(2) DEFAULT 'abc'", "VARCHAR(9) DEFAULT _latin1'é'", "DATE DEFAULT 'nonsense'",
      "INET6 DEFAULT '1.2.3.4'", "INET4 DEFAULT 5", "UUID DEFAULT '018f000000007000-8000000000000001'", "TIMESTAMP DEFAULT 0",
