@@ -26,7 +26,7 @@ from server.changefeed.filter import (
 from server.changefeed.history import History, SchemaChange, shortened
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
-from server.puller.source import Source, TableChange
+from server.puller.source import TableChange
 from sink.holds import Holds
 from sink.row_filter import ConditionError
 from sink.versions import Ddl, Version, Versions
@@ -36,6 +36,14 @@ from storage.model.span import Span
 _log = structlog.get_logger(__name__)
 Save: TypeAlias = Callable[[SchemaChange], Awaitable[None]]
 """Makes a change durable; raises NotOwnerError, UnavailableError."""
+
+
+class TableReader(Protocol):
+    """What makes tables of their records: the source, as a rule."""
+
+    def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
+        """See `Source.table`."""
+        ...
 
 
 class Listener(Protocol):
@@ -120,7 +128,7 @@ class FeedCatalog:
     """
 
     def __init__(
-        self, terms: Terms, source: Source, history: History, start_ts: int, save: Save
+        self, terms: Terms, source: TableReader, history: History, start_ts: int, save: Save
     ) -> None:
         """Raises InvalidError, TableIneligibleError: a table of the history cannot be read."""
         self.listener: Listener | None = None

@@ -33,9 +33,10 @@ from server.capture.service import ChangefeedService
 from server.capture.source.registry import sources
 from server.capture.worker.flight import CaptureFeeds, ShareFeeds
 from server.capture.worker.host import Host, host_context
+from server.capture.worker.local_share import LocalWorker
 from server.capture.worker.peers import SHARES, PeerAccess, Peers
 from server.capture.worker.pool import Launch, Pool, Worker, check_workers, cores, host_of
-from server.capture.worker.processor import RebalancingProcessor, WorkersProcessor
+from server.capture.worker.processor import WorkersProcessor
 from server.capture.worker.service import WorkerService
 from server.config import HTTP_ADDRS, setting
 from server.daemon import Endpoints
@@ -170,6 +171,8 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
             own = await parts.enter_async_context(_worker_processes(config, security, directory))
             forwarding = parts.enter_context(_executor(_FORWARDING_THREADS, "forwarding"))
+            host = await parts.enter_async_context(_hosting(directory, resources))
+            share_sources = sources(host_context(context))
             access, fence = _peer_access(config, security), Fence()
             peers = Peers(
                 identity,
@@ -177,16 +180,15 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                 access,
                 parts.enter_context(_executor(_ASKING_THREADS, "workers")),
                 lambda: fence.revision,
-                own,
+                own or (LocalWorker(identity, host, share_sources),),
             )
             maintainers = _maintainers(identity, context, fence, peers, resources)
             membership = Membership(meta, identity, maintainers, fence)
-            host = await parts.enter_async_context(_hosting(directory, resources))
             router = Router(maintainers, membership, access)
             changefeeds = ChangefeedService(maintainers, router)
             captures = CaptureService(maintainers.owner, membership, Blockers(maintainers), router)
             dumps = DumpService(meta)
-            shares = WorkerService(host, sources(host_context(context)), membership.check_term)
+            shares = WorkerService(host, share_sources, membership.check_term)
             services = _guarded(known, changefeeds, dumps, captures, shares)
             server = _rpc_server(security, services)
             console = Console(
@@ -316,14 +318,13 @@ def _maintainers(
 
 
 def _processors(peers: Peers, resources: Resources) -> MakeProcessor:
-    """What runs the changefeeds: this process, or all workers."""
-    here, divided = partial(LocalProcessor, resources), partial(WorkersProcessor, peers)
+    """What runs the changefeeds: all workers, or this process."""
 
     def processor(assignment: Assignment) -> Processor:
         if assignment.source.per_table:
-            return RebalancingProcessor(peers.workers, here, divided, assignment)
+            return WorkersProcessor(peers, assignment)
         # A log is read once, for all tables: dividing them would read it once in each worker.
-        return here(assignment)
+        return LocalProcessor(resources, assignment)
 
     return processor
 

@@ -51,7 +51,7 @@ SHARING_CAPTURES = LeaderGauge(
 )
 MOVES = Counter(
     "tidemark_capture_moves_total",
-    "how often a changefeed's tables were divided anew, as captures came or went",
+    "how often a changefeed of a log went to another capture",
     ["changefeed"],
 )
 TABLES_MOVED = Counter(

@@ -1,6 +1,8 @@
 """The shares of several worker processes as one changefeed: `CombinedSink` is the one sink of its
 readers, `SchemaChangeRouter` the one listener of its catalog, `WorkerChunks` what its dump reads.
 
+A changefeed whose only share runs in this process asks its sink as if there were no shares.
+
 Invariant of the sink: what is answered here is what one sink manager with all tables would answer,
 at some moment not long ago: a share's positions are known a little late, and positions only move
 forward. So resolved_ts is the least of the shares', a cut is chosen over the rows of all, and an
@@ -18,17 +20,19 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
 from server.capture.catalog import FeedCatalog
-from server.capture.cut import CutPart, combined_cut
+from server.capture.cut import combined_cut
+from server.capture.processor import Sink
 from server.capture.worker import wire
 from server.capture.worker.placement import TablePlacement
 from server.capture.worker.pool import Worker
-from server.capture.worker.remote import RemoteShare
+from server.capture.worker.share import Share, WorkerShare
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import (
     Page,
@@ -43,64 +47,12 @@ from sink.versions import Ddl
 from sorter.errors import TableNotFoundError
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
+from storage.model.ts import MAX_TS
 
 _BARRIER_EVERY_S = 0.05
 _DELIVERED_EVERY_S = 0.1
 T = TypeVar("T")
-
-
-class Share(Protocol):
-    """The tables of one worker; see `server.capture.processor.Sink`. Any thread may ask."""
-
-    def resolved_ts(self, span: Span | None = None) -> int:
-        """How far the table (None: the share) can be read."""
-        ...
-
-    def checkpoint_ts(self, span: Span | None = None) -> int:
-        """How far it is acknowledged."""
-        ...
-
-    def cut(
-        self,
-        start_ts: int,
-        max_rows: int | None = None,
-        max_bytes: int | None = None,
-        span: Span | None = None,
-    ) -> int:
-        """The end of a cut of one table."""
-        ...
-
-    def cut_part(self, start_ts: int, upper_ts: int, bounds: Bounds) -> CutPart:
-        """The share's part in choosing a cut that ends at or below `upper_ts`."""
-        ...
-
-    def plan_tables(
-        self,
-        spans: Sequence[Span] | None,
-        start_ts: int,
-        end_ts: int,
-        slice_bytes: int | None = None,
-    ) -> list[Slice]:
-        """See `Sink.plan_tables`."""
-        ...
-
-    def read(
-        self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
-    ) -> Iterator[pa.RecordBatch]:
-        """A table's mounted rows."""
-        ...
-
-    def ack(self, ts: int, span: Span | None = None) -> int:
-        """Everything up to `ts` of the table (None: of the share) is committed."""
-        ...
-
-    def keep_above(self, ts: int) -> None:
-        """See `Sink.keep_above`."""
-        ...
-
-    def kept_ts(self) -> int:
-        """See `Sink.kept_ts`; of the share."""
-        ...
+K = TypeVar("K")
 
 
 class CombinedSink:
@@ -120,13 +72,27 @@ class CombinedSink:
         """How often tables went from one share to another."""
         self.keep_ts = 0
         """What is acknowledged is kept above it; 0: it is not kept."""
+        self._held_ts = MAX_TS
+        """How far the whole goes at most while a share joins."""
 
     def adopt(self, span: Span, share: Share) -> None:
         """A table has begun."""
         self._owners[span] = share
 
+    @contextmanager
+    def holding(self) -> Iterator[int]:
+        """Let the whole go no further than it is, which is given, for the block: a share that joins
+        must not take it back.
+        """
+        self._held_ts = held_ts = self.resolved_ts()
+        try:
+            yield held_ts
+        finally:
+            self._held_ts = MAX_TS
+            self.notify()
+
     def join(self, share: Share) -> None:
-        """One more share, which has no tables yet."""
+        """One more share, which has no tables yet, and is as far as the whole (`holding`)."""
         self._shares = [*self._shares, share]
 
     def leave(self, share: Share) -> None:
@@ -150,7 +116,7 @@ class CombinedSink:
         """See `Sink.resolved_ts`."""
         if span is not None:
             return self._owner(span).resolved_ts(span)
-        return min(share.resolved_ts() for share in self._shares)
+        return min(self._held_ts, *(share.resolved_ts() for share in self._shares))
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
         """See `Sink.checkpoint_ts`."""
@@ -160,6 +126,9 @@ class CombinedSink:
 
     def wait_resolved(self, after_ts: int, timeout_s: float, span: Span | None = None) -> int:
         """See `Sink.wait_resolved`."""
+        if span is None and (only := self._only_sink()) is not None:
+            only.wait_resolved(after_ts, timeout_s)
+            return self.resolved_ts()
         # The condition is looked at under the lock that `notify` takes: no report is missed between
         # the look and the wait.
         with self._moved:
@@ -178,6 +147,8 @@ class CombinedSink:
         """
         if span is not None:
             return self._owner(span).cut(start_ts, max_rows, max_bytes, span)
+        if (only := self._only_sink()) is not None:
+            return only.cut(start_ts, max_rows, max_bytes)
         # Taken once for all shares: with a later one for each, a share could offer rows above what
         # another one has complete.
         upper_ts = self.resolved_ts()
@@ -221,15 +192,14 @@ class CombinedSink:
         by_share: dict[Share, list[Span] | None] = (
             dict.fromkeys(self._shares) if spans is None else _by_share(owners, spans)
         )
-        shares = by_share.items()
-        parts = self._executor.map(
+        parts = self._map(
             lambda pair: [
                 # While a table moves two shares have it.
                 part
                 for part in pair[0].plan_tables(pair[1], start_ts, end_ts, slice_bytes)
                 if owners.get(part.span, pair[0]) is pair[0]
             ],
-            shares,
+            list(by_share.items()),
         )
         return list(itertools.chain.from_iterable(parts))
 
@@ -269,7 +239,16 @@ class CombinedSink:
         return max(self.keep_ts, *(share.kept_ts() for share in self._shares))
 
     def _ask_all(self, ask: Callable[[Share], T]) -> list[T]:
-        return list(self._executor.map(ask, self._shares))
+        return self._map(ask, self._shares)
+
+    def _map(self, ask: Callable[[K], T], asked: Sequence[K]) -> list[T]:
+        """Ask at the same time; one alone without a thread of its own."""
+        return list(map(ask, asked) if len(asked) == 1 else self._executor.map(ask, asked))
+
+    def _only_sink(self) -> Sink | None:
+        """The sink of the only share, if this process runs it and no other one joins."""
+        shares = self._shares
+        return shares[0].local_sink if len(shares) == 1 and self._held_ts == MAX_TS else None
 
     def _owner(self, span: Span) -> Share:
         return _owner(self._owners, span)
@@ -297,7 +276,7 @@ class SharedTables:
     changefeed: str
     catalog: FeedCatalog
     placement: TablePlacement[Worker]
-    shares: dict[Worker, RemoteShare]
+    shares: dict[Worker, WorkerShare]
     sink: CombinedSink
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a schema change is sent to the shares, and while a table goes over."""
@@ -391,7 +370,7 @@ class WorkerChunks:
         for table in self._tables.catalog.tables:
             worker = self._tables.placement.worker(table.span)
             share = self._tables.shares[worker]
-            generation = (worker.name, share.mirror.ends, table.span)
+            generation = (worker.name, share.ends, table.span)
             pulled[table.span.table_id] = Pulled(table, generation, share.resolved_ts(table.span))
         return pulled
 
@@ -405,6 +384,5 @@ class WorkerChunks:
         worker = self._tables.placement.worker(table.span)
         share = self._tables.shares[worker]
         answer = await asyncio.to_thread(share.dump, table_id, list(map(wire.page_message, pages)))
-        share.mirror.ended(answer.ends)
         generation = (worker.name, answer.ends, table.span)
         return RoundRead(answer.ts, generation, tuple(map(wire.dumped_page_of, answer.pages)))

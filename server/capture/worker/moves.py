@@ -21,7 +21,7 @@ from server.capture.errors import ChangefeedNotRunningError, TableMoveError
 from server.capture.worker.combined import SharedTables
 from server.capture.worker.placement import Move, next_move
 from server.capture.worker.pool import Worker
-from server.capture.worker.remote import RemoteShare
+from server.capture.worker.share import MovableShare, WorkerShare
 from server.changefeed.table import SourceTable
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
@@ -41,11 +41,11 @@ _log = structlog.get_logger(__name__)
 class Shares(Protocol):
     """The shares of a run, as tasks of it."""
 
-    async def start(self, worker: Worker) -> RemoteShare:
+    async def start(self, worker: Worker) -> WorkerShare:
         """A share without tables on one more worker; it serves when this returns."""
         ...
 
-    def end(self, share: RemoteShare) -> None:
+    def end(self, share: WorkerShare) -> None:
         """End a share without tables."""
         ...
 
@@ -123,6 +123,11 @@ class TableMover:
                     share = self._tables.shares.pop(worker)
                     self._tables.sink.leave(share)
                     shares.end(share)
+                    _log.info(
+                        "worker has no share any more",
+                        changefeed=self._tables.changefeed,
+                        worker=worker.name,
+                    )
             return next_move(placement.tables(), staying, lambda _: True) is None
 
     async def _step(self, staying: Sequence[Worker]) -> bool:
@@ -149,10 +154,12 @@ class TableMover:
     async def _join(self, worker: Worker, shares: Shares) -> None:
         tables = self._tables
         tables.shares[worker] = share = await shares.start(worker)
-        # The whole is no further than its last share: this one joins with a barrier of now.
-        while share.resolved_ts() <= share.start_ts:  # noqa: ASYNC110 - reports come on a stream
-            await asyncio.sleep(_REPORT_EVERY_S)
-        tables.sink.join(share)
+        # The whole is no further than its last share, and must not go back to it: it waits where it
+        # is until this one has the barrier of now.
+        with tables.sink.holding() as held_ts:
+            while share.resolved_ts() < held_ts:  # noqa: ASYNC110 - reports come on a stream
+                await asyncio.sleep(_REPORT_EVERY_S)
+            tables.sink.join(share)
         tables.placement.join(worker)
 
     def _can_move(self, span: Span) -> bool:
@@ -195,7 +202,7 @@ class TableMover:
         return moved
 
     async def _catch_up(
-        self, tables: Mapping[Span, tuple[SourceTable, int]], target: RemoteShare
+        self, tables: Mapping[Span, tuple[SourceTable, int]], target: MovableShare
     ) -> None:
         """Let the second worker pull the tables, until it is as far as with its others.
 
@@ -224,8 +231,8 @@ class TableMover:
         self,
         tables: Mapping[Span, tuple[SourceTable, int]],
         move: Move[Worker],
-        source: RemoteShare,
-        target: RemoteShare,
+        source: MovableShare,
+        target: MovableShare,
     ) -> tuple[Span, ...]:
         """Ask the second worker from now on, for the tables whose schema is still the same."""
         async with self._tables.changing:
@@ -243,7 +250,7 @@ class TableMover:
         return same
 
     async def _give_up(
-        self, spans: Sequence[Span], source: RemoteShare, target: RemoteShare
+        self, spans: Sequence[Span], source: MovableShare, target: MovableShare
     ) -> None:
         """Let the first worker have the tables no more."""
         try:

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,10 @@ from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture import metrics
 from server.capture.membership import CaptureRecord
+from server.capture.worker.local_share import LocalWorker
 from server.capture.worker.pool import Worker, stub_at
+from server.capture.worker.remote import RemoteShare
+from server.capture.worker.share import ShareStart, WorkerShare
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import UnavailableError
@@ -34,6 +38,8 @@ SHARES: Final = "shares"
 """Where a capture keeps the sorted rows of shares, in its data directory."""
 _LOOK_EVERY_S: Final = 1.0
 _REACH_S: Final = 2.0
+_KNOWN_S: Final = 3.0
+"""A look takes as long as a capture that cannot be reached, and the metadata's answer."""
 _LEFT_OUT_S, _LEFT_OUT_MAX_S = 10.0, 600.0
 
 _log = structlog.get_logger(__name__)
@@ -58,7 +64,7 @@ class PeerAccess:
 
 
 class PeerCapture:
-    """Implements `Worker` by a capture of the cluster, which may be this one."""
+    """Implements `Worker`, and `RemoteWorker` of its shares, by another capture of the cluster."""
 
     comes_back = False
 
@@ -93,6 +99,10 @@ class PeerCapture:
     def was_lost(self) -> bool:
         """Whether it ever was, so that it is tried before it gets tables again."""
         return self._losses > 0
+
+    def share(self, start: ShareStart) -> WorkerShare:
+        """See `Worker.share`."""
+        return RemoteShare.of(self, start)
 
     def connect(self) -> grpc.aio.Channel:
         """A channel for calls from the event loop."""
@@ -131,7 +141,7 @@ class PeerCapture:
 class Peers:
     """Implements `Workers` over all captures that can be reached; `run` keeps them up to date.
 
-    `own` are this capture's: its worker processes, if it has any.
+    `own` are this capture's: itself, or its worker processes.
     """
 
     def __init__(
@@ -141,7 +151,7 @@ class Peers:
         access: PeerAccess,
         executor: Executor,
         term: Callable[[], int],
-        own: Sequence[Worker] = (),
+        own: Sequence[Worker],
     ) -> None:
         self.executor = executor
         self._term = term
@@ -152,6 +162,9 @@ class Peers:
         self._reached: Mapping[str, PeerCapture] = {}
         self._refused: dict[str, str] = {}
         """Why captures get no tables, as it was last logged."""
+        self._asked = asyncio.Event()
+        self._known = asyncio.Event()
+        """Set while this capture is the owner and has looked at the others."""
 
     @property
     def term(self) -> int:
@@ -159,16 +172,19 @@ class Peers:
         return self._term()
 
     def workers(self) -> Sequence[Worker]:
-        """See `Workers`; empty while this capture is the only one, and has no worker processes."""
-        others = [
-            peer
-            for key, peer in self._reached.items()
-            if not peer.is_left_out and not (key == self._id and self._own)
-        ]
-        # This capture alone is no division: without worker processes it runs the changefeed itself.
-        if all(peer.record.id == self._id for peer in others):
-            return self._own
+        """See `Workers`; this capture is one of them, whether it reaches its own ports or not."""
+        others = (
+            peer for key, peer in self._reached.items() if key != self._id and not peer.is_left_out
+        )
         return (*self._own, *others)
+
+    async def wait_known(self) -> None:
+        """See `Workers`: an owner that was elected just now has not looked at the others yet."""
+        if not self._known.is_set():
+            self._asked.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_KNOWN_S):
+                await self._known.wait()
 
     def refused(self) -> frozenset[str]:
         """The ids of captures that get nothing: they cannot be reached, or have another version."""
@@ -195,7 +211,10 @@ class Peers:
                     await self._look(await records())
                 except UnavailableError as err:
                     _log.warning("captures cannot be looked up now", error=str(err))
-                await asyncio.sleep(_LOOK_EVERY_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_EVERY_S):
+                        await self._asked.wait()
+                self._asked.clear()
         finally:
             metrics.SHARING_CAPTURES.clear()
 
@@ -213,9 +232,14 @@ class Peers:
                 reached[record.id] = self._peer(record)
         self._tell(reached, refused)
         self._reached, self._refused = reached, refused
+        for worker in self._own:
+            if isinstance(worker, LocalWorker):
+                worker.location = reached[self._id].location if self._id in reached else ""
         if own:
+            self._known.set()
             metrics.SHARING_CAPTURES.set(len({*reached, self._id}))
         else:
+            self._known.clear()
             metrics.SHARING_CAPTURES.clear()
 
     def _peer(self, record: CaptureRecord) -> PeerCapture:

@@ -31,6 +31,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture.directory import control_socket, flight_socket, make_sockets_directory
+from server.capture.worker.remote import RemoteShare
+from server.capture.worker.share import ShareStart, WorkerShare
 from server.config import ConfigError
 from server.log import LogConfig, log_config
 from server.process import Child
@@ -67,33 +69,13 @@ class Worker(Protocol):
 
     @property
     def location(self) -> str:
-        """The Flight location of its tables' rows, as `plan` gives it to readers."""
+        """The Flight location of its tables' rows, as `plan` gives it to readers; empty: where they
+        ask for the plan.
+        """
         ...
 
-    @property
-    def stub(self) -> WorkerServiceStub:
-        """For calls from any thread; reconnects by itself."""
-        ...
-
-    def do_get(self, ticket: fl.Ticket, timeout_s: float) -> fl.FlightStreamReader:
-        """Its rows, from any thread."""
-        ...
-
-    @property
-    def comes_back(self) -> bool:
-        """Whether somebody starts it again when it dies: a share waits for that."""
-        ...
-
-    def connect(self) -> grpc.aio.Channel:
-        """A channel for calls from the event loop."""
-        ...
-
-    def lost(self) -> None:
-        """Note that it does not answer."""
-        ...
-
-    def kill(self) -> None:
-        """End it, or leave it out: it is silent, and what it answers later must not count."""
+    def share(self, start: ShareStart) -> WorkerShare:
+        """A share of a changefeed on it, which does not run yet."""
         ...
 
 
@@ -110,6 +92,10 @@ class Workers(Protocol):
 
     def workers(self) -> Sequence[Worker]:
         """The workers that can be used now; at least one."""
+        ...
+
+    async def wait_known(self) -> None:
+        """Wait, a few seconds at most, until the workers that are there now are known."""
         ...
 
     def wipe(self, changefeed: str) -> None:
@@ -131,7 +117,9 @@ def stub_at(
 
 
 class WorkerProcess:
-    """Implements `Worker` by a child process; `number` counts from 0."""
+    """Implements `Worker`, and `RemoteWorker` of its shares, by a child process; `number` counts
+    from 0.
+    """
 
     comes_back = True
 
@@ -175,6 +163,10 @@ class WorkerProcess:
     def id(self) -> str:
         """See `Worker.id`."""
         return f"worker-{self.number}"
+
+    def share(self, start: ShareStart) -> WorkerShare:
+        """See `Worker.share`."""
+        return RemoteShare.of(self, start)
 
     def connect(self) -> grpc.aio.Channel:
         """A channel for calls from the event loop."""

@@ -1,36 +1,22 @@
 """A changefeed whose tables are divided among workers; behaves as one that runs in one process.
 
 `TablePlacement` says which worker has which table. `WorkersProcessor` runs one share on each
-worker, and tables move between them as workers come and go (`moves`). An error of one share ends
-them all, and so does the death of a worker: the runner decides, as for any processor, whether to
-begin again at the checkpoint.
-
-`RebalancingProcessor` chooses between that and a local processor, which runs the changefeed while
-this capture is the only worker. From one to the other it begins again at its checkpoint; this is
-reported to nobody as an error.
+worker, and tables move between them as workers come and go (`moves`). Where this capture is alone,
+it is the only worker. An error of one share ends them all, and so does the death of a worker: the
+runner decides, as for any processor, whether to begin again at the checkpoint.
 
 No range changes by any of this: what is above the checkpoint is pulled anew, and is the same.
 """
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
-import structlog
 from tidemarkpb.v1 import capture_pb2 as pb
 
-from server.capture import metrics
 from server.capture.errors import ChangefeedNotRunningError, TableMoveError
-from server.capture.processor import (
-    Assignment,
-    MakeProcessor,
-    Processor,
-    ProcessorPosition,
-    ProcessorStats,
-    Sink,
-)
+from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
 from server.capture.worker.combined import (
     CombinedSink,
     SchemaChangeRouter,
@@ -41,19 +27,13 @@ from server.capture.worker.combined import (
 from server.capture.worker.moves import TableMover
 from server.capture.worker.placement import TablePlacement
 from server.capture.worker.pool import Worker, Workers
-from server.capture.worker.remote import RemoteShare
+from server.capture.worker.share import ShareStart, WorkerShare, known_blockers
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Dumpable
 from server.puller.source import Puller, TableChange
 from server.puller.tikv.puller import TablePuller
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
-from storage.tasks import apart, beside
-
-_LOOK_EVERY_S = 0.5
-_SETTLED_S = 2.0
-"""Workers that come or go do so one after the other, as when all are restarted."""
-_log = structlog.get_logger(__name__)
 
 
 class WorkersProcessor(ProcessorPosition):
@@ -76,22 +56,23 @@ class WorkersProcessor(ProcessorPosition):
 
     @property
     def repairing(self) -> Collection[Span]:
-        """See `Processor.repairing`; the workers repair their tables by themselves, and log it."""
-        return ()
+        """See `Processor.repairing`; of the tables that this process pulls."""
+        return tuple(span for share in self._shares() for span in share.repairing)
 
     @property
     def damage(self) -> TidemarkError | None:
         """See `Processor.damage`."""
-        return None
+        return next((share.damage for share in self._shares() if share.damage), None)
 
     def stats(self) -> ProcessorStats:
         """The sum over the workers."""
-        return sum((share.mirror.stats for share in self._shares()), ProcessorStats())
+        return sum((share.stats for share in self._shares()), ProcessorStats())
 
     def locations(self, span: Span) -> tuple[str, ...]:
         """Where the table's worker serves its rows itself."""
         tables = self._tables
-        return (tables.placement.worker(span).location,) if tables else ()
+        location = tables.placement.worker(span).location if tables else ""
+        return (location,) if location else ()
 
     def worker_of(self, span: Span) -> str:
         """See `Processor.worker_of`."""
@@ -129,6 +110,7 @@ class WorkersProcessor(ProcessorPosition):
         """See `Processor.run`."""
         schemas = self._source.schema_puller(self.start_ts, self._catalog, dumps=False)
         spans = [table.span for table in self._catalog.at(self.start_ts)]
+        await self._workers.wait_known()
         placement = TablePlacement(self._workers.workers(), self._name, spans)
         shares = self._shared_out(placement, () if schemas is None else placement.workers)
         owners = {span: share for share in shares.values() for span in share.tables}
@@ -181,12 +163,12 @@ class WorkersProcessor(ProcessorPosition):
         if dump is not None:
             tasks.create_task(dump.run(), name=f"dump of {self._name}")
 
-    def _shares(self) -> tuple[RemoteShare, ...]:
+    def _shares(self) -> tuple[WorkerShare, ...]:
         return tuple(self._tables.shares.values()) if self._tables else ()
 
     def _shared_out(
         self, placement: TablePlacement[Worker], workers: Sequence[Worker]
-    ) -> dict[Worker, RemoteShare]:
+    ) -> dict[Worker, WorkerShare]:
         """Make a share for each worker that has tables of this changefeed,
         and for each of `workers`.
         """
@@ -210,14 +192,16 @@ class WorkersProcessor(ProcessorPosition):
         start_ts: int,
         tables: Sequence[SourceTable] = (),
         changes: Sequence[TableChange] = (),
-    ) -> RemoteShare:
+    ) -> WorkerShare:
         """A share of the changefeed, which does not run yet."""
-        share = RemoteShare(worker, self._name, tables, start_ts, changes, term=self._workers.term)
+        keep_ts = 0
         if self._keeps_history:
             # One that joins later has no tables yet: what the others keep is kept still.
-            sink = self.sink
-            share.keep_ts = sink.keep_ts if sink is not None else start_ts
-        return share
+            keep_ts = self.sink.keep_ts if self.sink is not None else start_ts
+        start = ShareStart(
+            self._name, tuple(tables), start_ts, tuple(changes), self._workers.term, keep_ts
+        )
+        return worker.share(start)
 
 
 class _RunningShares:
@@ -229,148 +213,28 @@ class _RunningShares:
         self._processor = processor
         self._tables = tables
         self._tasks = tasks
-        self._task_of: dict[RemoteShare, asyncio.Task[None]] = {}
+        self._task_of: dict[WorkerShare, asyncio.Task[None]] = {}
 
-    def run(self, share: RemoteShare, *, limited: bool = True) -> None:
+    def run(self, share: WorkerShare, *, limited: bool = True) -> None:
         """Run a share as a task of the run."""
         run = share.run(self._processor.stop_ts, self._tables.sink.notify, limited=limited)
         name = f"share of {self._tables.changefeed}"
         self._task_of[share] = self._tasks.create_task(run, name=name)
 
-    async def start(self, worker: Worker) -> RemoteShare:
+    async def start(self, worker: Worker) -> WorkerShare:
         """See `Shares.start`."""
         share = self._processor.share(worker, self._tables.sink.checkpoint_ts())
         self.run(share)
         await share.running.wait()
         return share
 
-    def end(self, share: RemoteShare) -> None:
+    def end(self, share: WorkerShare) -> None:
         """See `Shares.end`."""
         self._task_of.pop(share).cancel()
 
 
-async def _blockers(share: RemoteShare, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
+async def _blockers(share: WorkerShare, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
     try:
         return await asyncio.to_thread(share.blockers, most, with_locks=with_locks)
     except TidemarkError as err:
-        return share.known_blockers(most, str(err))
-
-
-class _WorkersChangedError(Exception):
-    """There are workers now, or none any more."""
-
-
-class RebalancingProcessor:
-    """Implements `server.capture.processor.Processor`.
-
-    `workers` are those that can be used now, none but this process if it is empty; `here` and
-    `divided` make the processor for the one and the other.
-    """
-
-    def __init__(
-        self,
-        workers: Callable[[], Sequence[Worker]],
-        here: MakeProcessor,
-        divided: MakeProcessor,
-        assignment: Assignment,
-    ) -> None:
-        self._workers = workers
-        self._here = here
-        self._divided = divided
-        self._assignment = assignment
-        self._inner: Processor = here(assignment)
-
-    @property
-    def start_ts(self) -> int:
-        """See `Processor`."""
-        return self._inner.start_ts
-
-    @property
-    def sink(self) -> Sink | None:
-        """See `Processor`."""
-        return self._inner.sink
-
-    @property
-    def checkpoint_ts(self) -> int:
-        """See `Processor`."""
-        return self._inner.checkpoint_ts
-
-    @property
-    def resolved_ts(self) -> int:
-        """See `Processor`."""
-        return self._inner.resolved_ts
-
-    @property
-    def table_pullers(self) -> Sequence[TablePuller]:
-        """See `Processor`."""
-        return self._inner.table_pullers
-
-    @property
-    def repairing(self) -> Collection[Span]:
-        """See `Processor`."""
-        return self._inner.repairing
-
-    @property
-    def damage(self) -> TidemarkError | None:
-        """See `Processor`."""
-        return self._inner.damage
-
-    def stats(self) -> ProcessorStats:
-        """See `Processor`."""
-        return self._inner.stats()
-
-    def locations(self, span: Span) -> tuple[str, ...]:
-        """See `Processor`."""
-        return self._inner.locations(span)
-
-    def worker_of(self, span: Span) -> str:
-        """See `Processor`."""
-        return self._inner.worker_of(span)
-
-    async def move_table(self, span: Span, worker: str) -> None:
-        """See `Processor`."""
-        await self._inner.move_table(span, worker)
-
-    async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
-        """See `Processor`."""
-        return await self._inner.blockers(most, with_locks=with_locks)
-
-    def wipe(self) -> None:
-        """See `Processor`."""
-        self._here(self._assignment).wipe()
-        self._divided(self._assignment).wipe()
-
-    async def run(self) -> None:
-        """See `Processor`."""
-        while True:
-            workers = tuple(self._workers())
-            make = self._divided if workers else self._here
-            self._inner = make(replace(self._assignment, checkpoint_ts=self._inner.start_ts))
-            try:
-                await apart(self._run_among(workers))
-            except* _WorkersChangedError:
-                metrics.MOVES.labels(self._assignment.changefeed).inc()
-                _log.info(
-                    "tables are divided anew",
-                    changefeed=self._assignment.changefeed,
-                    workers=[worker.name for worker in self._workers()],
-                )
-
-    async def _run_among(self, workers: Sequence[Worker]) -> None:
-        """Run it until the other processor is needed; raises _WorkersChangedError then."""
-        async with beside(self._inner.run()):
-            await self._changed(is_divided=bool(workers))
-
-    async def _changed(self, *, is_divided: bool) -> None:
-        """Wait until there are workers, or none any more; raises _WorkersChangedError. Among
-        workers the tables move by themselves (`moves.TableMover`).
-        """
-        # A worker that is gone for a moment, as one that is restarted, is no reason to pull all
-        # tables anew: only if it has been gone for `_SETTLED_S`.
-        loop = asyncio.get_running_loop()
-        since_s = loop.time()
-        while loop.time() - since_s < _SETTLED_S:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            if bool(self._workers()) is is_divided:
-                since_s = loop.time()
-        raise _WorkersChangedError
+        return known_blockers(share, most, str(err))

@@ -11,13 +11,12 @@ of an acknowledgement changes nothing back. A worker's errors arrive with their 
 """
 
 import asyncio
-import heapq
 import json
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -28,9 +27,9 @@ from tidemarkpb.v1 import worker_pb2 as pb
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture.cut import CutPart
-from server.capture.processor import ProcessorStats
+from server.capture.processor import ProcessorStats, Sink
 from server.capture.worker import wire
-from server.capture.worker.pool import Worker
+from server.capture.worker.share import ShareStart
 from server.capture.worker.wire import span_of
 from server.changefeed.table import SourceTable
 from server.puller.source import TableChange
@@ -84,6 +83,41 @@ def error_of_flight(worker: str, err: Exception) -> TidemarkError:
         return lost(worker)
     kind = UnavailableError if isinstance(err, fl.FlightUnavailableError) else InvalidError
     return coded(kind, *match.groups())
+
+
+class RemoteWorker(Protocol):
+    """A worker in another process, as its shares use it."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages; unique."""
+        ...
+
+    @property
+    def stub(self) -> WorkerServiceStub:
+        """For calls from any thread; reconnects by itself."""
+        ...
+
+    def do_get(self, ticket: fl.Ticket, timeout_s: float) -> fl.FlightStreamReader:
+        """Its rows, from any thread."""
+        ...
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether somebody starts it again when it dies: a share waits for that."""
+        ...
+
+    def connect(self) -> grpc.aio.Channel:
+        """A channel for calls from the event loop."""
+        ...
+
+    def lost(self) -> None:
+        """Note that it does not answer."""
+        ...
+
+    def kill(self) -> None:
+        """End it, or leave it out: it is silent, and what it answers later must not count."""
+        ...
 
 
 class Mirror:
@@ -147,11 +181,18 @@ class Mirror:
 
 
 class RemoteShare:
-    """Implements `server.capture.worker.combined.Share` for `tables` of one changefeed."""
+    """Implements `server.capture.worker.share.WorkerShare` for `tables` of one changefeed."""
+
+    local_sink: Sink | None = None
+    """See `Share.local_sink`."""
+    repairing: Collection[Span] = ()
+    """See `WorkerShare.repairing`."""
+    damage: TidemarkError | None = None
+    """See `WorkerShare.damage`."""
 
     def __init__(
         self,
-        worker: Worker,
+        worker: RemoteWorker,
         changefeed: str,
         tables: Sequence[SourceTable],
         start_ts: int,
@@ -179,6 +220,25 @@ class RemoteShare:
         self._note(self._began, start_ts)
         for change in changes:
             self._note(change.tables, change.commit_ts)
+
+    @classmethod
+    def of(cls, worker: RemoteWorker, start: ShareStart) -> "RemoteShare":
+        """A share on `worker`."""
+        share = cls(
+            worker, start.changefeed, start.tables, start.start_ts, start.changes, term=start.term
+        )
+        share.keep_ts = start.keep_ts
+        return share
+
+    @property
+    def stats(self) -> ProcessorStats:
+        """See `WorkerShare.stats`."""
+        return self.mirror.stats
+
+    @property
+    def ends(self) -> int:
+        """See `WorkerShare.ends`."""
+        return self.mirror.ends
 
     async def run(
         self, target_ts: int, moved: Callable[[], None], *, limited: bool = False
@@ -369,7 +429,11 @@ class RemoteShare:
     def dump(self, table_id: int, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
         """Run one round of a dump of a table."""
         request = pb.DumpTableRequest(changefeed=self._changefeed, table_id=table_id, pages=pages)
-        return self._ask(lambda stub: stub.DumpTable(request, timeout=_DUMP_S, metadata=self._run))
+        answer = self._ask(
+            lambda stub: stub.DumpTable(request, timeout=_DUMP_S, metadata=self._run)
+        )
+        self.mirror.ended(answer.ends)
+        return answer
 
     def read(
         self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
@@ -392,26 +456,6 @@ class RemoteShare:
                 lambda stub: stub.GetTableBlockers(request, timeout=_BLOCKERS_S, metadata=self._run)
             ).tables
         )
-
-    def known_blockers(self, limit: int, problem: str) -> list[capture_pb2.TableBlockers]:
-        """The tables furthest behind, as far as they were known before `problem`."""
-        tables = heapq.nsmallest(
-            limit, list(self.tables.values()), key=lambda table: self.resolved_ts(table.span)
-        )
-        return [
-            capture_pb2.TableBlockers(
-                name=table.name,
-                table_id=table.span.table_id,
-                resolved_ts=self.resolved_ts(table.span),
-                checkpoint_ts=self.checkpoint_ts(table.span),
-                regions=[
-                    capture_pb2.RegionBlockers(
-                        resolved_ts=self.resolved_ts(table.span), problem=problem
-                    )
-                ],
-            )
-            for table in tables
-        ]
 
     def _note(self, tables: Sequence[SourceTable], from_ts: int) -> None:
         for table in tables:

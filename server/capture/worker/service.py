@@ -22,7 +22,7 @@ T = TypeVar("T")
 CheckTerm = Callable[[int], Awaitable[None]]
 _TICK_S, _TICK_S_PER_TABLE = 0.05, 50e-6
 _SPEAK_EVERY_S = 1.0
-_COUNT_S = 5.0
+COUNT_S = 5.0
 """For so long a share's tables wait for one that is counted in."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -124,7 +124,7 @@ class WorkerService:
             checkpoint_ts = sink.ack(request.ts, span)
             share_ts = sink.checkpoint_ts()
             return pb.AckShareResponse(
-                checkpoint_ts=checkpoint_ts, share_checkpoint_ts=share_ts, ends=_ends(hosted)
+                checkpoint_ts=checkpoint_ts, share_checkpoint_ts=share_ts, ends=ends_of(hosted)
             )
 
         return await self._asked(request.changefeed, context, ack)
@@ -159,7 +159,7 @@ class WorkerService:
 
         def count(sink: LocalSink) -> pb.CountTablesResponse:
             for table in request.tables:
-                sink.count(wire.span_of(table.span), table.checkpoint_ts, _COUNT_S)
+                sink.count(wire.span_of(table.span), table.checkpoint_ts, COUNT_S)
             return pb.CountTablesResponse()
 
         return await self._asked(request.changefeed, context, count)
@@ -186,11 +186,8 @@ class WorkerService:
     ) -> pb.DumpTableResponse:
         """A round of a dump."""
         hosted, _ = self._host.running(request.changefeed, _run_of(context))
-        chunks = _chunks(hosted)
-        if chunks is None:
-            raise self._host.not_running(request.changefeed)
         # A round that is cancelled would leave its table's resolved_ts held.
-        return await self._host.run_to_end(round_read(chunks, request))
+        return await self._host.run_to_end(round_of(self._host, hosted, request))
 
     async def _asked(self, changefeed: str, context: Context, ask: Callable[[LocalSink], T]) -> T:
         """Ask the share's sink, in a thread: it may read from disk."""
@@ -239,7 +236,7 @@ class _ReportedProgress:
             resolved_ts=resolved_ts,
             checkpoint_ts=checkpoint_ts,
             spans=moved,
-            ends=_ends(hosted),
+            ends=ends_of(hosted),
             kept_ts=kept_ts,
             **asdict(hosted.processor.stats()),
         )
@@ -257,6 +254,16 @@ class _ReportedProgress:
         )
 
 
+async def round_of(
+    host: Host, hosted: Hosted, request: pb.DumpTableRequest
+) -> pb.DumpTableResponse:
+    """Read a round of a dump of a share's table; raises ChangefeedNotRunningError, too."""
+    chunks = _chunks(hosted)
+    if chunks is None:
+        raise host.not_running(request.changefeed)
+    return await round_read(chunks, request)
+
+
 async def round_read(chunks: LocalChunks, request: pb.DumpTableRequest) -> pb.DumpTableResponse:
     """Read a round of a dump here, where its tables are pulled; raises as `LocalChunks.read`."""
     pages = list(map(wire.page_of, request.pages))
@@ -271,7 +278,7 @@ def _chunks(hosted: Hosted) -> LocalChunks | None:
     return source.chunks if isinstance(source, Dumpable) else None
 
 
-def _ends(hosted: Hosted) -> int:
+def ends_of(hosted: Hosted) -> int:
     """How many pullers of the share have ended; to be read after the positions that it goes with.
 
     A count that is older than the checkpoint would let a dump take chunks for delivered that were

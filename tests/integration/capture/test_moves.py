@@ -62,6 +62,12 @@ def metric(cluster, name):
     return float(values[0]) if values else 0.0
 
 
+def has_left(cluster, capture):
+    """Whether the share of a capture that is drained has ended."""
+    lines = cluster.capture.log.read_text().splitlines()
+    return any("worker has no share any more" in line and capture in line for line in lines)
+
+
 class Mover(threading.Thread):
     """Moves a table to and fro, whatever comes of it."""
 
@@ -102,6 +108,28 @@ def test_a_capture_that_dies_while_tables_move_loses_and_doubles_nothing(tmp_pat
                 mover.ending.set()
                 mover.join()
             feed.write(10)
+
+
+@pytest.mark.timeout(600)
+def test_a_changefeed_goes_from_one_capture_to_two_and_back_without_beginning_again(tmp_path):
+    with running_cluster(tmp_path) as cluster, transaction_client(cluster) as store:
+        feed = Feed(cluster, store)
+        feed.write(20)
+        alone = set(captures_of_tables(cluster).values())
+        assert len(alone) == 1
+        with followed(feed):
+            for _ in range(2):
+                second = cluster.another_capture()
+                write_until(feed, lambda: len(set(captures_of_tables(cluster).values())) == 2)
+                [joined] = set(captures_of_tables(cluster).values()) - alone
+                cluster.cli("capture", "drain", joined)
+                write_until(feed, lambda: set(captures_of_tables(cluster).values()) == alone)
+                write_until(feed, lambda joined=joined: has_left(cluster, joined))
+                assert second.terminate() == 0
+                feed.write(10)
+        assert metric(cluster, "tidemark_capture_tables_moved_total") >= 4
+        assert "changefeed error" not in cluster.capture.log.read_text()
+        assert cluster.cli("changefeed", "query", "-c", "many")["state"] == "normal"
 
 
 @pytest.mark.timeout(600)

@@ -39,6 +39,8 @@ class Inline(Executor):
 class Overheard(LocalSink):
     """Its part of a cut goes over the wire and back."""
 
+    local_sink = None
+
     def cut_part(self, start_ts, upper_ts, bounds):
         message = wire.part_message(super().cut_part(start_ts, upper_ts, bounds))
         return wire.part_of(type(message).FromString(message.SerializeToString()))

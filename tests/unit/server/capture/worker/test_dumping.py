@@ -41,13 +41,19 @@ class Share:
         self.mirror = Mirror(5)
         self._chunks: Any = chunks
 
+    @property
+    def ends(self) -> int:
+        return self.mirror.ends
+
     def resolved_ts(self, _span: Span) -> int:
         return 42
 
     def dump(self, table_id: int, pages: list[pb.DumpPage]) -> pb.DumpTableResponse:
         request = pb.DumpTableRequest(changefeed="f", table_id=table_id, pages=pages)
         sent = pb.DumpTableRequest.FromString(request.SerializeToString())
-        return asyncio.run(round_read(self._chunks, sent))
+        answer = asyncio.run(round_read(self._chunks, sent))
+        self.mirror.ended(answer.ends)
+        return answer
 
 
 class Worker:

@@ -1,4 +1,4 @@
-"""Which captures the owner divides tables among, and when it divides them anew."""
+"""Which captures the owner divides tables among."""
 
 import asyncio
 from types import SimpleNamespace
@@ -7,11 +7,9 @@ import pytest
 
 from server.capture.membership import CaptureRecord
 from server.capture.worker import peers as module
-from server.capture.worker import processor
+from server.capture.worker.local_share import LocalWorker
 from server.capture.worker.peers import PeerAccess, Peers
-from server.capture.worker.processor import RebalancingProcessor
 from server.rpc.credentials import SecurityConfig
-from storage.model.errors import UnavailableError
 from storage.tasks import beside
 
 VERSION = "1"
@@ -29,26 +27,48 @@ def record(name, port, version=VERSION):
     return CaptureRecord(name, f"127.0.0.1:{port}", f"127.0.0.1:{port}", version)
 
 
-def looking(tmp_path, own=()):
+def looking(tmp_path, own=None):
     access = PeerAccess(SecurityConfig())
+    own = own or (LocalWorker("a", None, None),)
     return Peers("a", tmp_path, access, executor=None, term=lambda: 1, own=own)
 
 
 def names(peers):
-    return [worker.record.id for worker in peers.workers()]
+    return [worker.id for worker in peers.workers()]
 
 
 async def test_tables_are_divided_among_those_that_can_be_reached(tmp_path, port):
     peers = looking(tmp_path)
+    assert names(peers) == ["a"]
+    assert peers.workers()[0].location == ""
     await peers._look([record("a", port)])
-    assert peers.workers() == ()
+    assert names(peers) == ["a"]
     assert peers.is_own(f"grpc://127.0.0.1:{port}")
+    assert peers.is_own(peers.workers()[0].location)
     closed = record("d", 1)
     records = [record("a", port), record("b", port), record("c", port, "older"), closed]
     await peers._look(records)
     assert names(peers) == ["a", "b"]
+    await peers._look([record("a", 1), record("b", port)])
+    assert names(peers) == ["a", "b"], "it runs a share whether it reaches its own ports or not"
+    assert peers.workers()[0].location == ""
     await peers._look([record("a", port)])
-    assert peers.workers() == ()
+    assert names(peers) == ["a"]
+
+
+async def test_an_owner_that_was_elected_just_now_knows_the_captures_before_it_divides(
+    tmp_path, port, monkeypatch
+):
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 3600)
+    peers, is_owner = looking(tmp_path), False
+
+    async def records():
+        return [record("a", port), record("b", port)] if is_owner else []
+
+    async with beside(peers.run(records)):
+        is_owner = True
+        await peers.wait_known()
+        assert names(peers) == ["a", "b"]
 
 
 async def test_one_that_was_lost_is_left_out_longer_each_time(tmp_path, port, monkeypatch):
@@ -60,9 +80,9 @@ async def test_one_that_was_lost_is_left_out_longer_each_time(tmp_path, port, mo
     _, lost = peers.workers()
     for left_out_s in (10, 20, 40):
         lost.lost()
-        assert peers.workers() == ()
+        assert names(peers) == ["a"]
         now.s += left_out_s - 1
-        assert peers.workers() == ()
+        assert names(peers) == ["a"]
         now.s += 2
         await peers._look(records)
         assert names(peers) == ["a", "b"]
@@ -75,67 +95,3 @@ async def test_worker_processes_take_the_place_of_their_own_capture(tmp_path, po
     await peers._look([record("a", port), record("b", port)])
     assert [getattr(each, "name", "") for each in peers.workers()[:2]] == ["worker 0", "worker 1"]
     assert peers.workers()[2].record.id == "b"
-
-
-class Inner:
-    """A processor that stands still; fails with `error`, if there is one."""
-
-    sink = None
-
-    def __init__(self, log, kind, assignment):
-        self.start_ts = assignment.checkpoint_ts
-        self._log, self._kind = log, kind
-        self.error = None
-
-    async def run(self):
-        self._log.append((self._kind, self.start_ts))
-        self.start_ts += 1
-        if self.error:
-            raise self.error
-        await asyncio.Event().wait()
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(processor, "_LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr(processor, "_SETTLED_S", 0.01)
-
-
-def spreading(workers, log):
-    def made(kind):
-        return lambda assignment: Inner(log, kind, assignment)
-
-    assignment = processor.Assignment("feed", None, None, 1000)
-    return RebalancingProcessor(lambda: tuple(workers), made("here"), made("divided"), assignment)
-
-
-@pytest.mark.usefixtures("quick")
-async def test_it_goes_on_at_its_checkpoint_when_workers_come_and_go():
-    log, workers = [], []
-    processor = spreading(workers, log)
-    async with asyncio.timeout(30), beside(processor.run()):
-        for changed, expected in (
-            ([], [("here", 1000)]),
-            ([SimpleNamespace(name="b")], [("here", 1000), ("divided", 1001)]),
-            ([], [("here", 1000), ("divided", 1001), ("here", 1002)]),
-        ):
-            workers[:] = changed
-            while log != expected:  # noqa: ASYNC110 - the processor tells nobody
-                await asyncio.sleep(0.001)
-
-
-@pytest.mark.usefixtures("quick")
-async def test_an_error_is_the_runners_to_judge():
-    log = []
-    processor = spreading([], log)
-    processor._here = lambda assignment: failing(log, assignment)
-    with pytest.raises(ExceptionGroup) as raised:
-        await processor.run()
-    assert raised.group_contains(UnavailableError)
-    assert processor.start_ts == 1001
-
-
-def failing(log, assignment):
-    inner = Inner(log, "here", assignment)
-    inner.error = UnavailableError("gone")
-    return inner

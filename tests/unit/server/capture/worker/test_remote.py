@@ -14,7 +14,7 @@ import pytest
 from tidemarkpb.v1 import worker_pb2
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
-from server.capture.errors import NotOwnerError, SnapshotLostError
+from server.capture.errors import ChangefeedNotRunningError, NotOwnerError, SnapshotLostError
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.membership import CaptureRecord
@@ -22,9 +22,11 @@ from server.capture.source.registry import sources
 from server.capture.worker import remote
 from server.capture.worker.flight import ShareFeeds
 from server.capture.worker.host import Host
+from server.capture.worker.local_share import LocalShare
 from server.capture.worker.peers import PeerAccess, PeerCapture
 from server.capture.worker.remote import RemoteShare, WorkerLostError
 from server.capture.worker.service import WorkerService
+from server.capture.worker.share import ShareStart, known_blockers
 from server.changefeed.table import TableRecord
 from server.puller.source import SourceContext
 from server.puller.tidb.table import tidb_table
@@ -32,6 +34,7 @@ from server.rpc.client import connect
 from server.rpc.server import RpcServer
 from sink.cut import Bounds
 from sink.flight.tokens import OneToken
+from sorter.errors import TableNotFoundError
 from storage.model.errors import TidemarkError, UnavailableError
 from tests.unit.server.capture.conftest import TABLE
 from tests.unit.server.certificates import Certificates
@@ -282,9 +285,84 @@ async def test_a_worker_that_is_gone_is_lost(worker, tmp_path):
         share.ack(1000)
     with pytest.raises(WorkerLostError):
         share.read(ACCOUNTS.span, 1000, 1000)
-    [table] = share.known_blockers(3, "silent")
+    [table] = known_blockers(share, 3, "silent")
     assert (table.resolved_ts, table.regions[0].problem) == (1000, "silent")
     gone.close()
+
+
+async def reached(condition):
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - a share here tells only how far it is
+            await asyncio.sleep(0.01)
+
+
+async def test_a_share_of_this_process_answers_as_one_elsewhere_does(upstream, tmp_path):
+    span = ACCOUNTS.span
+    async with hosting(upstream, tmp_path) as (host, make_source):
+        share = LocalShare(host, make_source, ShareStart("feed", TABLES, 1000))
+        assert (share.resolved_ts(), share.checkpoint_ts(span)) == (1000, 1000)
+        assert share.local_sink is None
+        async with running(share):
+            await reached(share.running.is_set)
+            for ts in (1010, 1020, 1030):
+                upstream.commit(ts, ts, ts)
+            upstream.resolve(1040)
+            await reached(lambda: share.resolved_ts() == 1040)
+            assert (share.resolved_ts(span), share.checkpoint_ts(span)) == (1040, 1000)
+            part = await asyncio.to_thread(share.cut_part, 1000, 1040, Bounds(max_rows=2))
+            assert part.end_ts == share.cut(1000, 2) == share.cut(1000, 2, None, span) == 1029
+            [plan] = share.plan_tables(None, 1000, 1040)
+            assert (plan.span, plan.rows) == (span, 3)
+            rows = [row.as_py() for batch in share.read(span, 1010, 1040) for row in batch["id"]]
+            assert rows == [1020, 1030]
+            assert share.ack(1020) == 1020
+            await reached(lambda: share.checkpoint_ts() == 1020)
+            [table] = await asyncio.to_thread(share.blockers, 3, with_locks=False)
+            assert (table.name, table.checkpoint_ts, len(table.regions)) == (
+                "bank.accounts",
+                1020,
+                1,
+            )
+            assert (share.stats.regions, len(share.repairing), share.damage) == (1, 0, None)
+
+            # It gives the table away, and takes it again from where it was acknowledged.
+            await asyncio.to_thread(share.remove, [span])
+            assert not share.tables
+            with pytest.raises(TableNotFoundError):
+                share.resolved_ts(span)
+            await asyncio.to_thread(share.add, [(ACCOUNTS, 1000)], 1020)
+            await reached(lambda: share.local_sink.resolved_ts(span) >= 1020)
+            await asyncio.to_thread(share.count, {span: 1020})
+            assert share.checkpoint_ts(span) == 1020
+        assert share.checkpoint_ts() == 1020, "what was acknowledged counts after its end, too"
+        with pytest.raises(ChangefeedNotRunningError):
+            share.ack(1030)
+
+
+async def test_an_error_of_a_share_of_this_process_ends_it(upstream, tmp_path):
+    async with hosting(upstream, tmp_path) as (host, make_source):
+        share = LocalShare(host, make_source, ShareStart("feed", TABLES, 1000))
+        async with running(share) as outcome:
+            await reached(lambda: upstream.subscriptions)
+            upstream.fail(SnapshotLostError("gone"))
+            await reached(lambda: outcome.error)
+        assert (outcome.error.code, outcome.error.message) == (SnapshotLostError.code, "gone")
+
+
+async def test_a_later_owner_ends_a_share_of_this_process(upstream, tmp_path):
+    async with hosting(upstream, tmp_path) as (host, make_source):
+        old, new, older = (
+            LocalShare(host, make_source, ShareStart("feed", TABLES, 1000, term=term))
+            for term in (7, 8, 6)
+        )
+        async with running(old) as ended:
+            await reached(old.running.is_set)
+            async with running(new) as goes_on, running(older) as refused:
+                await reached(new.running.is_set)
+                await reached(lambda: ended.error and refused.error)
+                assert isinstance(ended.error, ChangefeedNotRunningError)
+                assert isinstance(refused.error, NotOwnerError)
+                assert goes_on.error is None
 
 
 class Silent:

@@ -1,0 +1,220 @@
+"""A share of a changefeed: some of its tables, pulled and served by one worker.
+
+`Share` is what the combined sink asks of it, `WorkerShare` what its owner needs besides: to run it,
+to change its tables, and to move them. It is `RemoteShare` (`remote`) where another process runs
+it, and `LocalShare` (`local_share`) where the owner's own process does.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+from tidemarkpb.v1 import capture_pb2
+from tidemarkpb.v1 import worker_pb2 as pb
+
+from server.capture.cut import CutPart
+from server.capture.processor import ProcessorStats, Sink
+from server.changefeed.table import SourceTable
+from server.puller.source import TableChange
+from sink.cut import Bounds, Slice
+from storage.model.errors import TidemarkError
+from storage.model.span import Span
+
+
+@dataclass(frozen=True, slots=True)
+class ShareStart:
+    """What a share begins with."""
+
+    changefeed: str
+    tables: tuple[SourceTable, ...]
+    """Those in force at `start_ts`."""
+    start_ts: int
+    changes: tuple[TableChange, ...] = ()
+    """What is known above `start_ts`."""
+    term: int = 0
+    """The owner's."""
+    keep_ts: int = 0
+    """What is acknowledged is kept above it from the start on; 0: it is not kept."""
+
+
+class Share(Protocol):
+    """The tables of one worker; see `server.capture.processor.Sink`. Any thread may ask."""
+
+    @property
+    def local_sink(self) -> Sink | None:
+        """Its sink while this process runs it."""
+        ...
+
+    def resolved_ts(self, span: Span | None = None) -> int:
+        """How far the table (None: the share) can be read."""
+        ...
+
+    def checkpoint_ts(self, span: Span | None = None) -> int:
+        """How far it is acknowledged."""
+        ...
+
+    def cut(
+        self,
+        start_ts: int,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        span: Span | None = None,
+    ) -> int:
+        """The end of a cut of one table."""
+        ...
+
+    def cut_part(self, start_ts: int, upper_ts: int, bounds: Bounds) -> CutPart:
+        """The share's part in choosing a cut that ends at or below `upper_ts`."""
+        ...
+
+    def plan_tables(
+        self,
+        spans: Sequence[Span] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None = None,
+    ) -> list[Slice]:
+        """See `Sink.plan_tables`."""
+        ...
+
+    def read(
+        self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """A table's mounted rows."""
+        ...
+
+    def ack(self, ts: int, span: Span | None = None) -> int:
+        """Everything up to `ts` of the table (None: of the share) is committed."""
+        ...
+
+    def keep_above(self, ts: int) -> None:
+        """See `Sink.keep_above`."""
+        ...
+
+    def kept_ts(self) -> int:
+        """See `Sink.kept_ts`; of the share."""
+        ...
+
+
+class MovableShare(Share, Protocol):
+    """A share whose tables can move. Calls may block, and are made outside of the event loop."""
+
+    @property
+    def start_ts(self) -> int:
+        """Where it began."""
+        ...
+
+    def add(self, tables: Sequence[tuple[SourceTable, int]], start_ts: int) -> None:
+        """Pull tables above `start_ts` that another share serves until `count`; each with when its
+        schema came in force.
+        """
+        ...
+
+    def count(self, positions: Mapping[Span, int]) -> None:
+        """Take added tables into what is said of all tables; `positions` are up to where everything
+        of each is committed.
+        """
+        ...
+
+    def remove(self, spans: Sequence[Span], timeout_s: float = ...) -> None:
+        """Pull and serve tables no more; those that are not there are no error."""
+        ...
+
+
+class WorkerShare(MovableShare, Protocol):
+    """A share as its owner has it."""
+
+    @property
+    def tables(self) -> dict[Span, SourceTable]:
+        """The newest of each span."""
+        ...
+
+    @property
+    def running(self) -> asyncio.Event:
+        """Set when it serves."""
+        ...
+
+    @property
+    def stats(self) -> ProcessorStats:
+        """What it holds."""
+        ...
+
+    @property
+    def ends(self) -> int:
+        """How many pullers of tables have ended; as new as the checkpoint_ts, or newer."""
+        ...
+
+    @property
+    def repairing(self) -> Collection[Span]:
+        """See `Processor.repairing`; one elsewhere repairs its tables by itself, and logs it."""
+        ...
+
+    @property
+    def damage(self) -> TidemarkError | None:
+        """See `Processor.damage`."""
+        ...
+
+    async def run(
+        self, target_ts: int, moved: Callable[[], None], *, limited: bool = False
+    ) -> None:
+        """Run the share until cancelled; `moved` is called when it has got further.
+
+        One that is `limited` gives no rows above what `limit` says.
+
+        Raises:
+            TidemarkError: the share's own error, or its worker is gone.
+        """
+        ...
+
+    def change(self, change: TableChange) -> None:
+        """Let a schema change come in force; it has when this returns."""
+        ...
+
+    def limit(self, barrier_ts: int) -> None:
+        """Schema changes are known up to `barrier_ts`."""
+        ...
+
+    def dump(self, table_id: int, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
+        """Run one round of a dump of a table."""
+        ...
+
+    def blockers(self, limit: int, *, with_locks: bool) -> list[capture_pb2.TableBlockers]:
+        """The share's tables that are furthest behind, and why."""
+        ...
+
+
+def known_blockers(share: WorkerShare, limit: int, problem: str) -> list[capture_pb2.TableBlockers]:
+    """The tables furthest behind of a share that is silent, as far as they were known before
+    `problem`.
+    """
+    tables = heapq.nsmallest(
+        limit, list(share.tables.values()), key=lambda table: share.resolved_ts(table.span)
+    )
+    return [
+        capture_pb2.TableBlockers(
+            name=table.name,
+            table_id=table.span.table_id,
+            resolved_ts=share.resolved_ts(table.span),
+            checkpoint_ts=share.checkpoint_ts(table.span),
+            regions=[
+                capture_pb2.RegionBlockers(
+                    resolved_ts=share.resolved_ts(table.span), problem=problem
+                )
+            ],
+        )
+        for table in tables
+    ]
+
+
+def newest(
+    tables: Iterable[SourceTable], changes: Iterable[TableChange]
+) -> dict[Span, SourceTable]:
+    """The newest table of each span."""
+    return {
+        table.span: table
+        for group in (tables, *(change.tables for change in changes))
+        for table in group
+    }
