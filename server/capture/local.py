@@ -23,6 +23,7 @@ from server.capture.errors import ChangefeedNotRunningError, TableMoveError
 from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
 from server.capture.pulling import SorterRows
 from server.capture.run import LocalSink, Run
+from server.capture.traffic import Traffic
 from server.changefeed.table import SourceTable
 from server.puller.open_transactions import OpenTransactions
 from server.puller.source import Peer, SourceContext
@@ -117,6 +118,11 @@ class LocalProcessor(ProcessorPosition):
             sorted_ts=sink.sorted_ts,
         )
 
+    def traffic(self) -> Mapping[Span, Traffic]:
+        """See `Processor.traffic`."""
+        run = self._run
+        return run.traffic() if run else {}
+
     def locations(self, span: Span) -> tuple[str, ...]:  # noqa: ARG002 - all tables are here
         """None but the capture's own."""
         return ()
@@ -124,6 +130,10 @@ class LocalProcessor(ProcessorPosition):
     def worker_of(self, span: Span) -> str:  # noqa: ARG002 - all tables are here
         """See `Processor.worker_of`."""
         return ""
+
+    def moving_to(self, span: Span) -> tuple[str, int]:  # noqa: ARG002 - none can
+        """See `Processor.moving_to`."""
+        return "", 0
 
     async def move_table(self, span: Span, worker: str) -> None:  # noqa: ARG002 - none can
         """See `Processor.move_table`."""

@@ -5,7 +5,7 @@ everything in this process, `server.capture.worker` in several others. Everythin
 is a cache of the upstream: `run` begins at the checkpoint; when it ends, nothing needs to be kept.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture.catalog import FeedCatalog
+from server.capture.traffic import Traffic
 from server.puller.source import Source
 from server.puller.tikv.puller import TablePuller
 from sink.cut import Slice
@@ -165,12 +166,20 @@ class Processor(Protocol):
         """State of this moment; zeros when it does not run."""
         ...
 
+    def traffic(self) -> Mapping[Span, Traffic]:
+        """How much tables change, as far as they do."""
+        ...
+
     def locations(self, span: Span) -> tuple[str, ...]:
         """Flight locations that serve a table's rows better than the capture's own."""
         ...
 
     def worker_of(self, span: Span) -> str:
         """Which capture or worker process pulls and serves a table; empty: this process."""
+        ...
+
+    def moving_to(self, span: Span) -> tuple[str, int]:
+        """Where a table is moving, as `worker_of`, and how far it is there; empty: it is not."""
         ...
 
     async def move_table(self, span: Span, worker: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from server.capture.catalog import FeedCatalog
+from server.capture.traffic import TableTraffic
 from server.changefeed.table import SourceTable
 from server.puller.open_transactions import OpenTransactions
 from server.puller.source import Merging, Peer, Puller, Source
@@ -40,11 +41,13 @@ class SorterRows:
         self.open_transactions = open_transactions or OpenTransactions()
         self.ended: dict[Span, int] = {}
         """Tables that end, and where."""
+        self.traffic = TableTraffic()
 
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
         """See `Rows.add`."""
         try:
             self.sorter.add(span, batch)
+            self.traffic.add(span, batch.column("commit_ts").to_numpy(), batch.nbytes)
         except TableNotFoundError:
             if span not in self.ended:
                 raise

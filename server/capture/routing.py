@@ -19,6 +19,7 @@ import pyarrow.flight as fl
 from server.capture.errors import NotOwnerError
 from server.capture.maintainers import Maintainers
 from server.capture.membership import CaptureRecord, Membership
+from server.capture.worker.moves import MOVE_S
 from server.capture.worker.peers import PeerAccess, PeerCapture
 from server.capture.worker.remote import error_of_flight
 from server.rpc.errors import passed_on
@@ -27,6 +28,10 @@ from storage.model.errors import UnavailableError
 _FORWARDED: Final = "tidemark-forwarded"
 _LOCAL: Final = "tidemark-local"
 _FORWARD_S: Final = 30.0
+_LONG_CALLS_S: Final = {"MoveTable": MOVE_S + 15.0}
+"""A little longer than they may take: it is the capture that runs them which says what became of
+them.
+"""
 _LOCAL_S: Final = 3.0
 _MOVES_S: Final = 15.0
 """As long as the lease of a capture that died lasts, and some more."""
@@ -67,7 +72,7 @@ class Router:
         Raises:
             NotOwnerError: there is none at this moment; and what that capture raises.
         """
-        is_forwarded = _has(context, _FORWARDED)
+        is_forwarded, limit_s = _has(context, _FORWARDED), _LONG_CALLS_S.get(method, _FORWARD_S)
         gives_up_s = asyncio.get_running_loop().time() + _MOVES_S
         while True:
             try:
@@ -78,7 +83,7 @@ class Router:
                 # take the other one for the owner, and would pass the call to and fro.
                 if is_forwarded:
                     raise NotOwnerError("the changefeed has moved just now; ask again")
-                return await self._ask(capture, stub, method, request, _FORWARDED, _FORWARD_S)
+                return await self._ask(capture, stub, method, request, _FORWARDED, limit_s)
             except UnavailableError as err:
                 # It began to move after it was found: nothing was changed, and it is found again.
                 moves = bool(changefeed) and not is_forwarded and err.code == NotOwnerError.code

@@ -19,11 +19,12 @@ from server.capture.errors import TargetInRereadError
 from server.capture.processor import Assignment
 from server.capture.pulling import Gate, Intake, Pulling, SorterRows
 from server.capture.repairs import Repairs
+from server.capture.traffic import Traffic
 from server.changefeed.table import SourceTable
 from sink.cut import Bounds
 from sink.manager import SinkManager
 from sink.versions import Ddl, Version
-from sorter.errors import TableDamagedError
+from sorter.errors import TableDamagedError, TableNotFoundError
 from storage.model.errors import ClosedError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
@@ -142,6 +143,16 @@ class Run:
         while self.sink.checkpoint_ts() < ts:  # noqa: ASYNC110 - an acknowledgement comes from a reader's thread
             await asyncio.sleep(_DELIVERED_EVERY_S)
 
+    def traffic(self) -> dict[Span, Traffic]:
+        """How much tables change; those that do not are left out."""
+        known: dict[Span, Traffic] = {}
+        for span in self.rows.traffic.spans():
+            try:
+                known[span] = self.rows.traffic.of(span, self.sink.resolved_ts(span))
+            except TableNotFoundError:  # it has ended, or has gone
+                self.rows.traffic.remove(span)
+        return known
+
     async def adopt(self, table: SourceTable, from_ts: int, start_ts: int) -> None:
         """Pull and serve one more table above `start_ts`, which has had one schema since
         `from_ts`. Another capture serves it until it is counted in (`SinkManager.count`).
@@ -253,6 +264,7 @@ class Run:
         """Take a table out whose puller has ended."""
         self.sink.remove_table(span)
         self.rows.sorter.remove_table(span)
+        self.rows.traffic.remove(span)
         # Only now: a call that waits in the gate for room in the sorter ends when its table is
         # removed.
         if gate is not None:

@@ -20,6 +20,7 @@ from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
 from server.capture.maintainers import Maintainers
 from server.capture.routing import Router, is_local
+from server.capture.traffic import NO_TRAFFIC, weights
 from server.capture.update import ChangefeedUpdate, FilterPlan
 from server.changefeed.filter import EventFilter
 from server.changefeed.info import State
@@ -30,7 +31,7 @@ from sink.retention import Retention
 from sink.versions import Version
 from sorter.errors import TableNotFoundError
 from storage.model.span import Span
-from storage.model.ts import MAX_TS
+from storage.model.ts import MAX_TS, physical_ms
 from storage.tidb.field_type import NULL_DATES
 
 _CHANGES_SHOWN: Final = 20
@@ -427,12 +428,19 @@ def _tables(feed: Feed) -> list[pb.TableStatus]:
     versions = [
         of_span[-1] for of_span in feed.catalog.versions.spans(feed.processor.checkpoint_ts)
     ]
-    return [_table(feed, version) for version in versions]
+    traffic = feed.processor.traffic()
+    weight = weights(len(versions), traffic)
+    statuses = [_table(feed, version) for version in versions]
+    for version, status in zip(versions, statuses, strict=True):
+        changes = traffic.get(version.span, NO_TRAFFIC)
+        status.rows_per_s, status.bytes_per_s = changes
+        status.weight = weight.get(version.span, 1.0)
+    return statuses
 
 
 def _table(feed: Feed, version: Version) -> pb.TableStatus:
     resolved_ts, checkpoint_ts = _position(feed, version.span, version.from_ts)
-    return pb.TableStatus(
+    status = pb.TableStatus(
         name=version.name,
         table_id=version.span.table_id,
         resolved_ts=resolved_ts,
@@ -441,6 +449,15 @@ def _table(feed: Feed, version: Version) -> pb.TableStatus:
         state=_table_state(feed, version),
         capture=feed.processor.worker_of(version.span),
     )
+    status.moving_to, status.moving_resolved_ts = feed.processor.moving_to(version.span)
+    if feed.processor.sink is not None:
+        status.resolved_lag_ms = _lag_ms(resolved_ts)
+        status.checkpoint_lag_ms = _lag_ms(checkpoint_ts)
+    return status
+
+
+def _lag_ms(ts: int) -> int:
+    return max(0, int(time.time() * 1000) - physical_ms(ts))
 
 
 def _position(feed: Feed, span: Span, otherwise: int) -> tuple[int, int]:

@@ -381,7 +381,7 @@ def _has_lake(sink_uri: str) -> bool:
 
 
 def table_status(table: pb.TableStatus) -> dict[str, Any]:
-    """One table of a changefeed; `capture` where its tables are divided among several."""
+    """One table of a changefeed; what is nothing, or not known, is left out."""
     shown = {
         "table": table.name,
         "table_id": table.table_id,
@@ -390,7 +390,16 @@ def table_status(table: pb.TableStatus) -> dict[str, Any]:
         "checkpoint_ts": table.checkpoint_ts,
         "schema_ts": table.schema_ts,
     }
-    return shown | ({"capture": table.capture} if table.capture else {})
+    optional = {
+        "capture": table.capture,
+        "moving_to": table.moving_to,
+        "rows_per_s": round(table.rows_per_s, 1),
+        "bytes_per_s": round(table.bytes_per_s),
+        "weight": round(table.weight, 2),
+        "resolved_lag_s": table.resolved_lag_ms / 1000,
+        "checkpoint_lag_s": table.checkpoint_lag_ms / 1000,
+    }
+    return shown | {name: value for name, value in optional.items() if value}
 
 
 def _event_filters(changefeed: pb.Changefeed) -> dict[str, Any]:

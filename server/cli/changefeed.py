@@ -2,9 +2,11 @@
 
 import argparse
 import asyncio
+import sys
 import time
 from typing import Any
 
+import grpc.aio
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
@@ -27,6 +29,8 @@ from server.cli.output import Output, add_watch, table
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
 from sink.retention import Retention
+from storage.model.ts import physical_s
+from storage.tasks import beside
 
 _COLUMNS = (
     ("ID", "id"),
@@ -57,6 +61,7 @@ _STATISTICS_S = 10.0
 _SYNCED_LOOK_S = 1.0
 _MOVE_S = 660.0
 """As long as the capture may take to catch up with the table, and some more."""
+_MOVE_SHOWN_S = 3.0
 _NOW = "now"
 
 
@@ -303,7 +308,9 @@ async def move_table(remote: Remote, arguments: argparse.Namespace) -> Output:
         id=arguments.changefeed_id, table=arguments.table, capture=arguments.to
     )
     async with remote.capture() as channel:
-        answer = await ChangefeedServiceStub(channel).MoveTable(request, timeout=_MOVE_S)
+        service = ChangefeedServiceStub(channel)
+        async with beside(_shown_on_its_way(service, arguments.changefeed_id, arguments.table)):
+            answer = await service.MoveTable(request, timeout=_MOVE_S)
     return Output(table_status(answer.table))
 
 
@@ -311,6 +318,21 @@ async def list_readers(remote: Remote, arguments: argparse.Namespace) -> Output:
     """The readers that have a name."""
     changefeed = await _queried(remote, arguments.changefeed_id)
     return Output(reader_rows(changefeed, time.time()), _READER_COLUMNS)
+
+
+async def _shown_on_its_way(service: Any, changefeed: str, name: str) -> None:
+    """Tell on a terminal how far a table that moves is, until cancelled."""
+    request = pb.QueryChangefeedRequest(id=changefeed)
+    while sys.stderr.isatty():
+        await asyncio.sleep(_MOVE_SHOWN_S)
+        try:
+            answer = await service.QueryChangefeed(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError:
+            continue  # the move itself tells what is wrong
+        for each in answer.changefeed.tables:
+            if each.name == name and each.moving_to:
+                behind_s = max(0.0, time.time() - physical_s(each.moving_resolved_ts))
+                print(f"{name}: {each.moving_to} is {behind_s:.0f} s behind", file=sys.stderr)
 
 
 async def add_reader(remote: Remote, arguments: argparse.Namespace) -> Output:

@@ -29,6 +29,7 @@ import pyarrow as pa
 from server.capture.catalog import FeedCatalog
 from server.capture.cut import combined_cut
 from server.capture.processor import Sink
+from server.capture.traffic import Traffic
 from server.capture.worker import wire
 from server.capture.worker.placement import TablePlacement
 from server.capture.worker.pool import Worker
@@ -281,6 +282,15 @@ class SharedTables:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a schema change is sent to the shares, and while a table goes over."""
 
+    def traffic(self) -> dict[Span, Traffic]:
+        """How much tables change, as the workers say that have them."""
+        return {
+            span: each
+            for worker, share in self.shares.items()
+            for span, each in share.traffic().items()
+            if self.placement.has(worker, span)
+        }
+
 
 class SchemaChangeRouter:
     """Implements `server.capture.catalog.Listener` for shares that run."""
@@ -371,7 +381,11 @@ class WorkerChunks:
             worker = self._tables.placement.worker(table.span)
             share = self._tables.shares[worker]
             generation = (worker.name, share.ends, table.span)
-            pulled[table.span.table_id] = Pulled(table, generation, share.resolved_ts(table.span))
+            try:
+                resolved_ts = share.resolved_ts(table.span)
+            except TableNotFoundError:  # the change that brings it is on its way to the share
+                continue
+            pulled[table.span.table_id] = Pulled(table, generation, resolved_ts)
         return pulled
 
     async def read(self, table_id: int, pages: Sequence[Page]) -> RoundRead:

@@ -19,6 +19,7 @@ from server.capture.errors import ChangefeedNotRunningError
 from server.capture.processor import ProcessorStats, Sink
 from server.capture.run import LocalSink
 from server.capture.source.registry import MakeSource
+from server.capture.traffic import Traffic
 from server.capture.worker import wire
 from server.capture.worker.host import Host, Hosted
 from server.capture.worker.service import COUNT_S, ends_of, round_of
@@ -101,6 +102,10 @@ class LocalShare:
     def stats(self) -> ProcessorStats:
         """See `WorkerShare.stats`."""
         return self._hosted.processor.stats() if self._hosted else ProcessorStats()
+
+    def traffic(self) -> Mapping[Span, Traffic]:
+        """See `WorkerShare.traffic`."""
+        return self._hosted.processor.traffic() if self._hosted else {}
 
     @property
     def ends(self) -> int:

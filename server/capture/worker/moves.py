@@ -5,6 +5,11 @@ tables from the checkpoint, while the first one serves them. When it is as far a
 tables, the owner asks it from then on. Then the first worker gives them up. What goes wrong before
 the second step changes nothing.
 
+Tables move when workers come or go, until their weights are even; while none does, once one worker
+has far more to do than its part (`_UNEVEN`), and then until it has not; and when somebody asks. In
+one such division each table moves once at most, and one that moved lately does not move again
+because of its weight. Where somebody has moved a table, none moves until workers come or go.
+
 A table moves only when it had one schema since before the checkpoint: the second worker begins with
 one. One whose schema changes meanwhile stays, and is tried again when that is acknowledged.
 """
@@ -12,17 +17,21 @@ one. One whose schema changes meanwhile stays, and is tried again when that is a
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import structlog
 
 from server.capture import metrics
 from server.capture.errors import ChangefeedNotRunningError, TableMoveError
+from server.capture.traffic import weights
 from server.capture.worker.combined import SharedTables
-from server.capture.worker.placement import Move, next_move
+from server.capture.worker.placement import Balance, Move, is_uneven, next_move
 from server.capture.worker.pool import Worker
 from server.capture.worker.share import MovableShare, WorkerShare
 from server.changefeed.table import SourceTable
+from sink.versions import Version, Versions
+from sorter.errors import TableNotFoundError
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
@@ -33,8 +42,18 @@ _SETTLED_S: Final = 2.0
 _REPORT_EVERY_S: Final = 0.05
 _CATCH_UP_S: Final = 600.0
 """For so long a worker may take until it is as far as with its other tables."""
+MOVE_S: Final = 630.0
+"""For so long somebody waits for a table at most."""
 _AGAIN_S: Final = 10.0
 _UNDO_S: Final = 3.0
+_WEIGH_EVERY_S: Final = 60.0
+"""As long as the memory of what tables change."""
+_REST_S: Final = 300.0
+"""So long a table stays that has moved, whatever it weighs."""
+_UNEVEN: Final = 0.3
+"""By this part more than it should have, a worker may have."""
+_EVEN: Final = 0.1
+"""Where moves for weight end: well below where they begin, or they would begin again."""
 _log = structlog.get_logger(__name__)
 
 
@@ -58,6 +77,12 @@ class TableMover:
         self._moving = asyncio.Lock()
         """Held from the choice of a move to its end: what is chosen by is what it finds."""
         self._has_ended = False
+        self.moving: dict[Span, Worker] = {}
+        """Tables that are on their way, and where to."""
+        self._moved_s: dict[Span, float] = {}
+        """When tables moved lately."""
+        self._is_by_hand = False
+        """Whether somebody has moved a table since workers came or went."""
 
     async def run(self, workers: Callable[[], Sequence[Worker]], shares: Shares) -> None:
         """Divide the tables among the workers that are there, until cancelled.
@@ -73,6 +98,7 @@ class TableMover:
 
     async def _keep_balanced(self, workers: Callable[[], Sequence[Worker]], shares: Shares) -> None:
         loop, since_s = asyncio.get_running_loop(), 0.0
+        weighed_s = loop.time()
         names: set[str] = set()
         # What the run began with is even, and what somebody moved stays: until workers come or go.
         balanced = {worker.name for worker in self._tables.placement.workers}
@@ -82,26 +108,56 @@ class TableMover:
             if there.keys() != names:
                 names, since_s = {*there}, loop.time()
             is_settled = loop.time() - since_s >= _SETTLED_S
-            if there and is_settled and names != balanced and await self._balance(there, shares):
-                balanced = names
+            if not there or not is_settled:
+                continue
+            if names == balanced:
+                if loop.time() >= weighed_s + _WEIGH_EVERY_S:
+                    await self._weigh(list(there.values()))
+                    weighed_s = loop.time()
+            elif await self._balance(there, shares):
+                balanced, weighed_s = names, loop.time()
 
     async def move(self, span: Span, target: Worker) -> None:
         """Move one table, as somebody asks for it; returns when it has moved.
 
         Raises:
-            TableMoveError: it cannot move now, or its worker does not catch up.
+            TableMoveError: it cannot move now, or does not within `MOVE_S`; it is where it was.
             TidemarkError: a worker is gone.
         """
+        try:
+            async with asyncio.timeout(MOVE_S):
+                await self._move(span, target)
+        except TimeoutError:
+            # It may have been over when the first worker was to give it up.
+            if not self._tables.placement.has(target, span):
+                raise TableMoveError(
+                    f"table {span.table_id} has not moved within {MOVE_S:g} s: other tables were on "
+                    f"their way, or {target.name} does not catch up; it stays where it is"
+                ) from None
+
+    async def _move(self, span: Span, target: Worker) -> None:
         async with self._moving:
             # Looked up only now: the move that was waited for may have taken the table elsewhere.
             source = self._tables.placement.worker(span)
             if target not in self._tables.shares:
                 raise TableMoveError(f"{target.name} has left the changefeed; see `capture list`")
-            if source is not target and not await self._moved(Move((span,), source, target)):
+            moved = source is target or await self._moved(Move((span,), source, target))
+            if not moved:
                 raise TableMoveError(
                     f"table {span.table_id} cannot move now: its schema has changed since the "
                     "checkpoint; try again when readers have acknowledged that"
                 )
+            self._is_by_hand = True
+
+    def progress(self, span: Span) -> tuple[str, int]:
+        """Where a table is moving, and how far it is there; empty: it is not."""
+        target = self.moving.get(span)
+        if target is None:
+            return "", 0
+        try:
+            return target.id, self._tables.shares[target].resolved_ts(span)
+        except TableNotFoundError:  # it is only just beginning
+            return target.id, 0
 
     async def _balance(self, there: Mapping[str, Worker], shares: Shares) -> bool:
         """Divide the tables among these workers; whether that is done: some may have to wait."""
@@ -112,10 +168,12 @@ class TableMover:
             sink = self._tables.sink
             kept = versions.spans(sink.keep_ts or sink.checkpoint_ts())
             placement.keep_only({each[0].span for each in kept})
+            self._is_by_hand = False
         for name in there.keys() - names:
             await self._join(there[name], shares)
         staying = [worker for worker in placement.workers if worker.name in there]
-        while await self._step(staying):
+        division = await self._division(0.0)
+        while await self._step(staying, division):
             pass
         async with self._moving:
             for worker in placement.workers:
@@ -128,16 +186,41 @@ class TableMover:
                         changefeed=self._tables.changefeed,
                         worker=worker.name,
                     )
-            return next_move(placement.tables(), staying, lambda _: True) is None
+            return division.next(placement.tables(), staying, lambda _: True) is None
 
-    async def _step(self, staying: Sequence[Worker]) -> bool:
+    async def _weigh(self, staying: Sequence[Worker]) -> None:
+        """Move tables from a worker that has far more to do than the others."""
+        if self._is_by_hand:
+            return
+        division = await self._division(_EVEN)
+        if not is_uneven(self._tables.placement.tables(), division.balance._replace(slack=_UNEVEN)):
+            return
+        division.moved |= self._resting()
+        while await self._step(staying, division):
+            pass
+
+    async def _division(self, slack: float) -> "_Division":
+        """Weights as they are now: that they change meanwhile must not move tables to and fro."""
+        traffic = await asyncio.to_thread(self._tables.traffic)
+        count = sum(map(len, self._tables.placement.tables().values()))
+        return _Division(Balance(weights(count, traffic), slack))
+
+    def _resting(self) -> set[Span]:
+        """The tables that moved lately."""
+        now_s = asyncio.get_running_loop().time()
+        self._moved_s = {
+            span: moved_s for span, moved_s in self._moved_s.items() if now_s < moved_s + _REST_S
+        }
+        return {*self._moved_s}
+
+    async def _step(self, staying: Sequence[Worker], division: "_Division") -> bool:
         """One move towards the division among these workers; False: there is none now."""
         async with self._moving:
-            move = next_move(self._tables.placement.tables(), staying, self._can_move)
+            move = division.next(self._tables.placement.tables(), staying, self._can_move)
             if move is None:
                 return False
             try:
-                await self._moved(move)
+                division.moved |= {*await self._moved(move)}
             except TidemarkError as err:
                 _log.warning(
                     "tables stay where they are for now",
@@ -172,7 +255,7 @@ class TableMover:
         return {
             version.span: (catalog.of(version), version.from_ts)
             for version in newest
-            if version is not None and version.from_ts < checkpoint_ts
+            if version is not None and _has_one_schema(catalog.versions, version, checkpoint_ts)
         }
 
     async def _moved(self, move: Move[Worker]) -> tuple[Span, ...]:
@@ -182,6 +265,7 @@ class TableMover:
             return ()
         shares = self._tables.shares
         source, target = shares[move.source], shares[move.target]
+        self.moving = dict.fromkeys(tables, move.target)
         try:
             await self._catch_up(tables, target)
             moved = await self._switch(tables, move, source, target)
@@ -190,6 +274,10 @@ class TableMover:
             with suppress(TidemarkError):
                 await asyncio.to_thread(target.remove, [*tables], _UNDO_S)
             raise
+        finally:
+            self.moving = {}
+        now_s = asyncio.get_running_loop().time()
+        self._moved_s |= dict.fromkeys(moved, now_s)
         await self._give_up(moved, source, target)
         metrics.TABLES_MOVED.labels(self._tables.changefeed).inc(len(moved))
         _log.info(
@@ -263,6 +351,40 @@ class TableMover:
         except TidemarkError as err:
             # It is asked about them no more: they cost it memory, until its share ends.
             _log.warning("tables that moved could not be removed", error=str(err))
+
+
+@dataclass(slots=True)
+class _Division:
+    """Tables are being divided: by weights that stay the same, and each moves once at most."""
+
+    balance: Balance
+    moved: set[Span] = field(default_factory=set)
+    """They do not move again, but away from a worker that leaves."""
+
+    def next(
+        self,
+        tables: Mapping[Worker, Sequence[Span]],
+        staying: Sequence[Worker],
+        can_move: Callable[[Span], bool],
+    ) -> Move[Worker] | None:
+        """The next step, of those that can move now."""
+        leaving = {
+            span for worker, spans in tables.items() if worker not in staying for span in spans
+        }
+
+        def can_move_again(span: Span) -> bool:
+            return (span not in self.moved or span in leaving) and can_move(span)
+
+        return next_move(tables, staying, can_move_again, self.balance)
+
+
+def _has_one_schema(versions: Versions, version: Version, checkpoint_ts: int) -> bool:
+    """Whether nothing above the checkpoint has another schema than the newest."""
+    # A table that was created at the checkpoint may still be planned from below it, as a reader may
+    # have yet to come there: only who has had it from its beginning knows that nothing is missing.
+    return version.from_ts < checkpoint_ts or (
+        version.from_ts == checkpoint_ts and not versions.is_new(version)
+    )
 
 
 def _is_at(tables: Mapping[Span, tuple[SourceTable, int]], span: Span, from_ts: int) -> bool:

@@ -1,13 +1,15 @@
 """Which worker has which table of a changefeed, and which tables should move.
 
 A table goes to the worker with the fewest of the changefeed's tables. It stays there until workers
-come or go (`next_move`), or somebody moves it.
+come or go, one of them has far more to do than the others (`is_uneven`), or somebody moves it.
+`next_move` says what moves then; tables weigh what they change (`server.capture.traffic`).
 """
 
 import itertools
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from storage.model.span import Span
@@ -15,6 +17,8 @@ from storage.model.span import Span
 W = TypeVar("W")
 GROUP_TABLES: Final = 32
 """So many tables move at once at most."""
+_ROUNDING: Final = 1e-9
+"""Sums of the same weights in another order differ by less."""
 
 
 class TablePlacement(Generic[W]):
@@ -47,6 +51,10 @@ class TablePlacement(Generic[W]):
         """The table's worker; a table that was not known gets one."""
         worker = self._worker_of.get(span)
         return self._place(span) if worker is None else worker
+
+    def has(self, worker: W, span: Span) -> bool:
+        """Whether that worker has the table."""
+        return self._worker_of.get(span) == worker
 
     def move(self, spans: Iterable[Span], worker: W) -> None:
         """Tables have another worker from now on."""
@@ -92,32 +100,120 @@ class Move(NamedTuple, Generic[W]):
     target: W
 
 
+class Balance(NamedTuple):
+    """How tables are to be divided."""
+
+    weights: Mapping[Span, float] = MappingProxyType({})
+    """Of tables that weigh more than 1."""
+    slack: float = 0.0
+    """Workers may differ by this part of what each would have if all had the same."""
+
+    def of(self, spans: Collection[Span]) -> float:
+        """What tables weigh together."""
+        if not self.weights:
+            return float(len(spans))
+        return sum(self.weights.get(span, 1.0) for span in spans)
+
+
+NO_WEIGHTS: Final = Balance()
+
+
+def is_uneven(tables: Mapping[W, Sequence[Span]], balance: Balance) -> bool:
+    """Whether the heaviest worker has more than its part, by more than the slack."""
+    totals = [balance.of(spans) for spans in tables.values()]
+    return max(totals) > sum(totals) / len(totals) * (1 + balance.slack)
+
+
 def next_move(
-    tables: Mapping[W, Sequence[Span]], staying: Collection[W], can_move: Callable[[Span], bool]
+    tables: Mapping[W, Sequence[Span]],
+    staying: Collection[W],
+    can_move: Callable[[Span], bool],
+    balance: Balance = NO_WEIGHTS,
 ) -> Move[W] | None:
-    """The next step to where workers that leave have no tables, and the numbers of the `staying`
-    differ by one at most; None: it is reached, or no table that should move can now.
+    """The next step to where workers that leave have no tables, and no table of a `staying` worker
+    would make that one and the lightest more even by its move; None: it is reached, or no table
+    that should move can now.
+
+    Without weights the numbers then differ by one at most. The heaviest worker never becomes
+    heavier, but by the tables of one that leaves.
     """
-    counts = {worker: len(spans) for worker, spans in tables.items() if worker in staying}
-    if not counts:
+    totals = {worker: balance.of(spans) for worker, spans in tables.items()}
+    staying_totals = {worker: totals[worker] for worker in tables if worker in staying}
+    if not staying_totals:
         return None
-    target = min(counts, key=counts.__getitem__)
-    even = sum(map(len, tables.values())) // len(counts)
+    target = min(staying_totals, key=staying_totals.__getitem__)
+    lacks = sum(totals.values()) / len(staying_totals) - totals[target]
     for source, spans in tables.items():
-        if source not in staying and (
-            moving := _taken(spans, max(even - counts[target], 1), can_move)
-        ):
+        if source not in staying:
+            offered = _Offered(spans, can_move, balance)
+            if moving := offered.filling(lacks) or offered.lightest():
+                return Move(moving, source, target)
+    return _evened(tables, staying_totals, can_move, balance)
+
+
+def _evened(
+    tables: Mapping[W, Sequence[Span]],
+    totals: Mapping[W, float],
+    can_move: Callable[[Span], bool],
+    balance: Balance,
+) -> Move[W] | None:
+    """A step that brings a heavy worker and the lightest one nearer to each other."""
+    even = sum(totals.values()) / len(totals)
+    target = min(totals, key=totals.__getitem__)
+    # The heaviest first; but it may be one table alone, or nothing of it may be able to move now.
+    for source in sorted(totals, key=totals.__getitem__, reverse=True):
+        gap = totals[source] - totals[target]
+        if gap <= balance.slack * even or source == target:
+            return None
+        offered = _Offered(tables[source], can_move, balance)
+        # No step goes beyond what is even: tables that came would have to leave again.
+        most = min(totals[source] - even, even - totals[target])
+        if moving := offered.filling(most) or offered.halving(gap):
             return Move(moving, source, target)
-    source = max(counts, key=counts.__getitem__)
-    if counts[source] - counts[target] < 2:
-        return None
-    # No step goes beyond what is even: tables that came would have to leave again.
-    even = sum(counts.values()) // len(counts)
-    most = max(min(counts[source] - even, even - counts[target]), 1)
-    moving = _taken(tables[source], most, can_move)
-    return Move(moving, source, target) if moving else None
+    return None
 
 
-def _taken(spans: Sequence[Span], most: int, can_move: Callable[[Span], bool]) -> tuple[Span, ...]:
-    """The tables that go: those that came last."""
-    return tuple(itertools.islice(filter(can_move, reversed(spans)), min(most, GROUP_TABLES)))
+class _Offered:
+    """The tables of one worker from which some are taken: those that came last first."""
+
+    def __init__(
+        self, spans: Sequence[Span], can_move: Callable[[Span], bool], balance: Balance
+    ) -> None:
+        self._weights = balance.weights
+        self._slack = balance.slack
+        self._can_move = can_move
+        self._spans = spans
+        heavy = (span for span in reversed(spans) if span in balance.weights)
+        self._heavy = sorted(heavy, key=balance.weights.__getitem__) if balance.weights else []
+
+    def filling(self, most: float) -> tuple[Span, ...]:
+        """Tables that weigh `most` together, the heaviest first: so the fewest move."""
+        taken: list[Span] = []
+        for span in itertools.chain(reversed(self._heavy), self._light()):
+            if len(taken) == GROUP_TABLES or most + _ROUNDING < 1:
+                break
+            weight = self._weights.get(span, 1.0)
+            if weight <= most + _ROUNDING and self._can_move(span):
+                taken.append(span)
+                most -= weight
+        return tuple(taken)
+
+    def lightest(self) -> tuple[Span, ...]:
+        """One table that can move."""
+        offered = itertools.chain(self._light(), self._heavy)
+        return tuple(itertools.islice(filter(self._can_move, offered), 1))
+
+    def halving(self, gap: float) -> tuple[Span, ...]:
+        """The one table whose move leaves the least of a gap between two workers, if that is worth
+        it.
+        """
+        light = itertools.islice(filter(self._can_move, self._light()), 1)
+        offered = (*filter(self._can_move, self._heavy), *light)
+        left = {span: abs(gap - 2 * self._weights.get(span, 1.0)) for span in offered}
+        best = min(left, key=left.__getitem__, default=None)
+        if best is None or left[best] >= gap * (1 - self._slack) - _ROUNDING:
+            return ()
+        return (best,)
+
+    def _light(self) -> Iterator[Span]:
+        return (span for span in reversed(self._spans) if span not in self._weights)

@@ -10,13 +10,14 @@ No range changes by any of this: what is above the checkpoint is pulled anew, an
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture.errors import ChangefeedNotRunningError, TableMoveError
 from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
+from server.capture.traffic import Traffic
 from server.capture.worker.combined import (
     CombinedSink,
     SchemaChangeRouter,
@@ -68,6 +69,10 @@ class WorkersProcessor(ProcessorPosition):
         """The sum over the workers."""
         return sum((share.stats for share in self._shares()), ProcessorStats())
 
+    def traffic(self) -> Mapping[Span, Traffic]:
+        """See `Processor.traffic`."""
+        return self._tables.traffic() if self._tables else {}
+
     def locations(self, span: Span) -> tuple[str, ...]:
         """Where the table's worker serves its rows itself."""
         tables = self._tables
@@ -78,6 +83,10 @@ class WorkersProcessor(ProcessorPosition):
         """See `Processor.worker_of`."""
         tables = self._tables
         return tables.placement.worker(span).id if tables else ""
+
+    def moving_to(self, span: Span) -> tuple[str, int]:
+        """See `Processor.moving_to`."""
+        return self.mover.progress(span) if self.mover else ("", 0)
 
     async def move_table(self, span: Span, worker: str) -> None:
         """See `Processor.move_table`."""

@@ -28,6 +28,7 @@ from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture.cut import CutPart
 from server.capture.processor import ProcessorStats, Sink
+from server.capture.traffic import Traffic
 from server.capture.worker import wire
 from server.capture.worker.share import ShareStart
 from server.capture.worker.wire import span_of
@@ -131,6 +132,8 @@ class Mirror:
         self.stats = ProcessorStats()
         self.ends = 0
         """How many pullers of tables have ended; as new as the checkpoint_ts, or newer."""
+        self.traffic: Mapping[Span, Traffic] = {}
+        """As it was last reported, some seconds ago."""
         self._lock = threading.Lock()
         self._spans: dict[Span, tuple[int, int]] = {}
         self._start_ts = start_ts
@@ -150,6 +153,8 @@ class Mirror:
         self.resolved_ts = max(self.resolved_ts, message.resolved_ts)
         self.acknowledged(message.checkpoint_ts)
         self.kept_ts = max(self.kept_ts, message.kept_ts)
+        if message.HasField("traffic"):
+            self.traffic = wire.traffic_of(message.traffic)
         self.stats = ProcessorStats(
             message.regions,
             message.staged_bytes,
@@ -234,6 +239,10 @@ class RemoteShare:
     def stats(self) -> ProcessorStats:
         """See `WorkerShare.stats`."""
         return self.mirror.stats
+
+    def traffic(self) -> Mapping[Span, Traffic]:
+        """See `WorkerShare.traffic`."""
+        return self.mirror.traffic
 
     @property
     def ends(self) -> int:

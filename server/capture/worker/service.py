@@ -22,6 +22,7 @@ T = TypeVar("T")
 CheckTerm = Callable[[int], Awaitable[None]]
 _TICK_S, _TICK_S_PER_TABLE = 0.05, 50e-6
 _SPEAK_EVERY_S = 1.0
+_TRAFFIC_EVERY_S = 5.0
 COUNT_S = 5.0
 """For so long a share's tables wait for one that is counted in."""
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -205,7 +206,7 @@ class _ReportedProgress:
         self.tables = 0
         self._known: dict[Span, tuple[int, int]] = {}
         self._position = (0, 0)
-        self._spoke_s = float("-inf")
+        self._spoke_s = self._counted_s = float("-inf")
 
     def changes(self, hosted: Hosted) -> pb.ShareProgress | None:
         """What has changed since the last call; a message without news after a second of
@@ -232,12 +233,17 @@ class _ReportedProgress:
         if not has_moved and now_s - self._spoke_s < _SPEAK_EVERY_S:
             return None
         self._spoke_s, self._position = now_s, (resolved_ts, checkpoint_ts)
+        traffic = None
+        if now_s - self._counted_s >= _TRAFFIC_EVERY_S:
+            self._counted_s = now_s
+            traffic = wire.traffic_message(hosted.processor.traffic())
         return pb.ShareProgress(
             resolved_ts=resolved_ts,
             checkpoint_ts=checkpoint_ts,
             spans=moved,
             ends=ends_of(hosted),
             kept_ts=kept_ts,
+            traffic=traffic,
             **asdict(hosted.processor.stats()),
         )
 

@@ -8,6 +8,7 @@ it, and `LocalShare` (`local_share`) where the owner's own process does.
 import asyncio
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,9 +18,11 @@ from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.cut import CutPart
 from server.capture.processor import ProcessorStats, Sink
+from server.capture.traffic import Traffic
 from server.changefeed.table import SourceTable
 from server.puller.source import TableChange
 from sink.cut import Bounds, Slice
+from sorter.errors import TableNotFoundError
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
@@ -49,7 +52,11 @@ class Share(Protocol):
         ...
 
     def resolved_ts(self, span: Span | None = None) -> int:
-        """How far the table (None: the share) can be read."""
+        """How far the table (None: the share) can be read.
+
+        Raises:
+            TableNotFoundError: a share of this process does not have it, or not yet.
+        """
         ...
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
@@ -142,6 +149,10 @@ class WorkerShare(MovableShare, Protocol):
         """What it holds."""
         ...
 
+    def traffic(self) -> Mapping[Span, Traffic]:
+        """See `Processor.traffic`; of its own tables."""
+        ...
+
     @property
     def ends(self) -> int:
         """How many pullers of tables have ended; as new as the checkpoint_ts, or newer."""
@@ -190,23 +201,21 @@ def known_blockers(share: WorkerShare, limit: int, problem: str) -> list[capture
     """The tables furthest behind of a share that is silent, as far as they were known before
     `problem`.
     """
-    tables = heapq.nsmallest(
-        limit, list(share.tables.values()), key=lambda table: share.resolved_ts(table.span)
-    )
-    return [
-        capture_pb2.TableBlockers(
-            name=table.name,
-            table_id=table.span.table_id,
-            resolved_ts=share.resolved_ts(table.span),
-            checkpoint_ts=share.checkpoint_ts(table.span),
-            regions=[
-                capture_pb2.RegionBlockers(
-                    resolved_ts=share.resolved_ts(table.span), problem=problem
+    known: list[capture_pb2.TableBlockers] = []
+    for table in list(share.tables.values()):
+        with suppress(TableNotFoundError):  # it is coming or going
+            resolved_ts = share.resolved_ts(table.span)
+            region = capture_pb2.RegionBlockers(resolved_ts=resolved_ts, problem=problem)
+            known.append(
+                capture_pb2.TableBlockers(
+                    name=table.name,
+                    table_id=table.span.table_id,
+                    resolved_ts=resolved_ts,
+                    checkpoint_ts=share.checkpoint_ts(table.span),
+                    regions=[region],
                 )
-            ],
-        )
-        for table in tables
-    ]
+            )
+    return heapq.nsmallest(limit, known, key=lambda each: each.resolved_ts)
 
 
 def newest(

@@ -3,7 +3,7 @@
 Pure.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from tidemarkpb.v1 import changefeed_pb2
@@ -12,6 +12,7 @@ from tidemarkpb.v1 import worker_pb2 as pb
 from server.capture.catalog import FeedCatalog, TableReader, Terms
 from server.capture.cut import CutPart, PackedExtent
 from server.capture.processor import Assignment
+from server.capture.traffic import Traffic
 from server.capture.worker.share import ShareStart
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
@@ -121,6 +122,23 @@ def span_message(span: Span) -> pb.TableSpan:
 def span_of(message: pb.TableSpan) -> Span:
     """What `span_message` wrote."""
     return Span(message.table_id, message.start_key, message.end_key)
+
+
+def traffic_message(traffic: Mapping[Span, Traffic]) -> pb.ShareTraffic:
+    """How much tables change."""
+    return pb.ShareTraffic(
+        tables=[
+            pb.TableTraffic(span=span_message(span), **each._asdict())
+            for span, each in traffic.items()
+        ]
+    )
+
+
+def traffic_of(message: pb.ShareTraffic) -> dict[Span, Traffic]:
+    """What `traffic_message` wrote."""
+    return {
+        span_of(each.span): Traffic(each.rows_per_s, each.bytes_per_s) for each in message.tables
+    }
 
 
 def extents_request(

@@ -114,6 +114,13 @@ class TableStatus(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     SCHEMA_TS_FIELD_NUMBER: _builtins.int
     CAPTURE_FIELD_NUMBER: _builtins.int
+    ROWS_PER_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    RESOLVED_LAG_MS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_LAG_MS_FIELD_NUMBER: _builtins.int
+    MOVING_TO_FIELD_NUMBER: _builtins.int
+    MOVING_RESOLVED_TS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     table_id: _builtins.int
     resolved_ts: _builtins.int
@@ -123,6 +130,18 @@ class TableStatus(_message.Message):
     """The commit_ts of the DDL that gave its schema; the start of the changefeed for the first one."""
     capture: _builtins.str
     """Which capture, or worker process, pulls and serves it; empty: the one that runs the changefeed."""
+    rows_per_s: _builtins.float
+    """How much it has changed in the last minute or two of its upstream's time."""
+    bytes_per_s: _builtins.float
+    weight: _builtins.float
+    """What it counts when tables are divided among captures: 1 for being there, more for what it changes."""
+    resolved_lag_ms: _builtins.int
+    """How old the newest change is that can be read, and that is acknowledged; only while the changefeed runs."""
+    checkpoint_lag_ms: _builtins.int
+    moving_to: _builtins.str
+    """Where it is moving; it is still at `capture`."""
+    moving_resolved_ts: _builtins.int
+    """How far its changes are there."""
     def __init__(
         self,
         *,
@@ -133,10 +152,17 @@ class TableStatus(_message.Message):
         state: Global___TableState.ValueType = ...,
         schema_ts: _builtins.int = ...,
         capture: _builtins.str = ...,
+        rows_per_s: _builtins.float = ...,
+        bytes_per_s: _builtins.float = ...,
+        weight: _builtins.float = ...,
+        resolved_lag_ms: _builtins.int = ...,
+        checkpoint_lag_ms: _builtins.int = ...,
+        moving_to: _builtins.str = ...,
+        moving_resolved_ts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "checkpoint_ts", b"checkpoint_ts", "name", b"name", "resolved_ts", b"resolved_ts", "schema_ts", b"schema_ts", "state", b"state", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "capture", b"capture", "checkpoint_lag_ms", b"checkpoint_lag_ms", "checkpoint_ts", b"checkpoint_ts", "moving_resolved_ts", b"moving_resolved_ts", "moving_to", b"moving_to", "name", b"name", "resolved_lag_ms", b"resolved_lag_ms", "resolved_ts", b"resolved_ts", "rows_per_s", b"rows_per_s", "schema_ts", b"schema_ts", "state", b"state", "table_id", b"table_id", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

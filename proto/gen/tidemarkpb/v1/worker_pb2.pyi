@@ -261,6 +261,7 @@ class ShareProgress(_message.Message):
     PULLED_TS_FIELD_NUMBER: _builtins.int
     SORTED_TS_FIELD_NUMBER: _builtins.int
     KEPT_TS_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     resolved_ts: _builtins.int
     """The least of all tables of the share."""
     checkpoint_ts: _builtins.int
@@ -282,6 +283,10 @@ class ShareProgress(_message.Message):
     """What is committed above it can be read, of all tables."""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanProgress]: ...
+    @_builtins.property
+    def traffic(self) -> Global___ShareTraffic:
+        """Every few seconds."""
+
     def __init__(
         self,
         *,
@@ -298,14 +303,63 @@ class ShareProgress(_message.Message):
         pulled_ts: _builtins.int = ...,
         sorted_ts: _builtins.int = ...,
         kept_ts: _builtins.int = ...,
+        traffic: Global___ShareTraffic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "ends", b"ends", "kept_ts", b"kept_ts", "pulled_ts", b"pulled_ts", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorted_ts", b"sorted_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "spans", b"spans", "staged_bytes", b"staged_bytes", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "ends", b"ends", "kept_ts", b"kept_ts", "pulled_ts", b"pulled_ts", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorted_ts", b"sorted_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "spans", b"spans", "staged_bytes", b"staged_bytes", "traffic", b"traffic", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShareProgress: _TypeAlias = ShareProgress  # noqa: Y015
+
+@_typing.final
+class ShareTraffic(_message.Message):
+    """How much the tables of a share change; those that do not are left out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableTraffic]: ...
+    def __init__(
+        self,
+        *,
+        tables: _abc.Iterable[Global___TableTraffic] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShareTraffic: _TypeAlias = ShareTraffic  # noqa: Y015
+
+@_typing.final
+class TableTraffic(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPAN_FIELD_NUMBER: _builtins.int
+    ROWS_PER_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    rows_per_s: _builtins.float
+    bytes_per_s: _builtins.float
+    @_builtins.property
+    def span(self) -> Global___TableSpan: ...
+    def __init__(
+        self,
+        *,
+        span: Global___TableSpan | None = ...,
+        rows_per_s: _builtins.float = ...,
+        bytes_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "rows_per_s", b"rows_per_s", "span", b"span"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableTraffic: _TypeAlias = TableTraffic  # noqa: Y015
 
 @_typing.final
 class StopRequest(_message.Message):
