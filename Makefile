@@ -188,7 +188,7 @@ test-attacks: setup ## Floods, odd certificates and fuzzing against real daemons
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile tests/attacks $(call once_more,tests/attacks)
 
 .PHONY: test-e2e
-test-e2e: setup jars readers kafka ## The whole way, in small
+test-e2e: setup jars kafka ## The whole way, in small
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/e2e -m "not docker" $(call once_more,tests/e2e -m "not docker")
 
 .PHONY: mutate

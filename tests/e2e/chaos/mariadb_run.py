@@ -21,6 +21,7 @@ class MariaDbRun(Run):
     """See `Run`."""
 
     columns = workload.COLUMNS
+    fills = 2
 
     def __init__(self, world: World, dice: random.Random) -> None:
         super().__init__(world, dice)

@@ -73,7 +73,7 @@ def create(server: MariaDb) -> None:
 
 
 def fill(server: MariaDb) -> None:
-    """What tables hold at first, in FILLS transactions."""
+    """What tables hold at first, in two transactions."""
     rows = ", ".join(f"({number}, {OPENING_BALANCE})" for number in range(ACCOUNTS))
     statements = [f"INSERT INTO {name} VALUES {rows}" for name in BANK]
     statements += ["INSERT INTO tallies VALUES (1, 0)", _mark(1, "fill")]

@@ -24,7 +24,7 @@ from tests.e2e.chaos.lakes import Lake, LakeError, lake_of
 from tests.e2e.chaos.timeline import timeline
 
 DATABASE = "chaos"
-FILLS, BULK_ROWS, _DUMP_ROWS_PER_S = 2, 6000, 300
+BULK_ROWS, _DUMP_ROWS_PER_S = 6000, 300
 """A dump of what tables hold at first lasts for some of the faults."""
 _FIRST_CUT_S, _CATCH_UP_S, _LOOK_S = 600.0, 400.0, 1.0
 
@@ -34,6 +34,8 @@ class Run(ABC):
 
     columns: ClassVar[Mapping[str, tuple[str, ...]]]
     """Of the tables that are replicated; the first one is the key."""
+    fills: ClassVar[int]
+    """In how many transactions tables are filled at first."""
 
     def __init__(self, world: World, dice: random.Random) -> None:
         self._world = world
@@ -53,7 +55,7 @@ class Run(ABC):
 
     @abstractmethod
     def fill(self) -> None:
-        """Write what tables hold at first, in FILLS transactions."""
+        """Write what tables hold at first, in `fills` transactions."""
 
     @abstractmethod
     def start_writers(self, rate: float) -> None:
@@ -74,7 +76,7 @@ class Run(ABC):
     def run(self, arguments: argparse.Namespace) -> dict[str, Any]:
         """Returns the verdict."""
         self.prepare()
-        self.dumped = FILLS if arguments.dump else 0
+        self.dumped = self.fills if arguments.dump else 0
         if arguments.dump:
             self.fill()
         targets = self._world.plan.targets

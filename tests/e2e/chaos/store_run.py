@@ -11,6 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from tidemarkpb.v1 import changefeed_pb2 as pb
@@ -33,6 +34,8 @@ from tests.e2e.chaos.run import BULK_ROWS, DATABASE, Run
 _WRITERS = 4
 _MARKS_OF_WRITER = 10_000_000
 _MEMBERS, _ACTIVE_LISTS, _LIST_APPENDS = 16, 3, 60
+_FILL_ROWS = 500
+FILLS = 1 + BULK_ROWS // _FILL_ROWS
 _FOR_EVER = (1 << 64) - 1
 _AGAIN_S, _TIMEOUT_S, _ANSWERS_S = 0.3, 5.0, 300.0
 _ALL = 1 << 20
@@ -154,15 +157,19 @@ class Writer:
         self.records.append(ledger.record)
         ledger.record.commit_ts = await inner.commit()
 
-    async def fill_bank(self, ledger: Ledger) -> None:
-        """What accounts hold at first."""
+    async def fill(self) -> None:
+        """What tables hold at first, in FILLS transactions."""
+        await self.transact("fill", self._fill_bank, surely=True)
+        for first in range(0, BULK_ROWS, _FILL_ROWS):
+            await self.transact("fill", partial(self._fill_bulk, first), surely=True)
+
+    async def _fill_bank(self, ledger: Ledger) -> None:
         for table in BANK:
             for account in range(ACCOUNTS):
                 await ledger.put(table, account, OPENING_BALANCE)
 
-    async def fill_bulk(self, ledger: Ledger) -> None:
-        """Many rows."""
-        for number in range(BULK_ROWS):
+    async def _fill_bulk(self, first: int, ledger: Ledger) -> None:
+        for number in range(first, first + _FILL_ROWS):
             await ledger.put("bulk", number, 0)
 
     async def _transfer(self, ledger: Ledger) -> None:
@@ -210,6 +217,7 @@ class StoreRun(Run):
     """See `Run`; writers live in an event loop of their own."""
 
     columns = COLUMNS
+    fills = FILLS
 
     def __init__(self, world: World, dice: random.Random) -> None:
         super().__init__(world, dice)
@@ -276,9 +284,7 @@ class StoreRun(Run):
                 Writer(client, number, random.Random(self._dice.getrandbits(64)))
                 for number in range(1, _WRITERS + 1)
             ]
-            first = self._writers[0]
-            for fill in (first.fill_bank, first.fill_bulk):
-                await first.transact("fill", fill, surely=True)
+            await self._writers[0].fill()
             self._ready.set()
             await asyncio.to_thread(self._may_write.wait)
             async with asyncio.TaskGroup() as tasks:
