@@ -92,11 +92,12 @@ class Supervisor:
         again_s: dict[str, float] = {}
         while not self._ending.wait(_LOOK_S):
             for node in self.nodes.values():
-                if node.running or node.held_down:
+                status = node.status()
+                if status is None or node.held_down:
                     again_s.pop(node.name, None)
                 elif node.name not in again_s:
-                    if node.status() != -signal.SIGKILL:
-                        self.ended[f"{node.name} {node.status()}"] += 1
+                    if status != -signal.SIGKILL:
+                        self.ended[f"{node.name} {status}"] += 1
                     again_s[node.name] = time.monotonic() + _AGAIN_S
                 elif time.monotonic() >= again_s[node.name]:
                     del again_s[node.name]
