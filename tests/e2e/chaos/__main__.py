@@ -1,5 +1,6 @@
 """Checks in the manner of Jepsen: `python -m tests.e2e.chaos --seed N --minutes M
-[--source mariadb|store] [--target delta,iceberg,memory] [--faults kill,stop,net,disk,clock]`.
+[--source mariadb|store] [--target delta,iceberg,memory]
+[--faults kill,outage,stop,net,disk,clock]`.
 
 A cluster of real processes (three etcd members and three coordinators, three captures, MariaDB or
 a store with its GC worker, lake jobs in Spark), each in a network of its own where the kernel

@@ -70,10 +70,13 @@ class World:
     def victims(self) -> dict[str, list[str]]:
         """Which nodes may have which fault, of the kinds that were asked for and can be made."""
         names = [
-            name for name in sorted(self.nodes) for _ in range(_WEIGHTS.get(_kind_of(name), 1))
+            name
+            for name in sorted(self.nodes)
+            for _ in range(_WEIGHTS.get(self.nodes[name].kind, 1))
         ]
         able = {
             "kill": names,
+            "outage": ["all", "capture", "coordinator", "etcd"],
             "stop": names,
             "net": names if self.rooms.isolated else [],
             # MariaDB looks for room once a minute only, and nothing happens meanwhile.
@@ -81,6 +84,10 @@ class World:
             "clock": [name for name in names if self.nodes[name].clock],
         }
         return {kind: able[kind] for kind in self.plan.faults if able[kind]}
+
+    def named(self, name: str) -> list[Node]:
+        """The node of that name, or all of that kind."""
+        return [each for each in self.nodes.values() if name in (each.name, each.kind, "all")]
 
     def lake(self, target: str) -> Path:
         """Where the lake of a target is."""
@@ -137,7 +144,7 @@ class World:
         if jumps and "clock" in self.plan.faults and can_jump():
             clock = Clock(self.directory, name)
         node = Node(name, self.rooms.add(), self.directory / f"{name}.log", clock)
-        size = _SIZES_MIB.get(_kind_of(name))
+        size = _SIZES_MIB.get(node.kind)
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             if size and "disk" in self.plan.faults and self.rooms.isolated:
@@ -271,10 +278,6 @@ def _ask(address: str, stub: Any, method: str, request: Any) -> Any:
             return getattr(stub(channel), method)(request, timeout=_ASK_S)
         except grpc.RpcError:
             return None
-
-
-def _kind_of(name: str) -> str:
-    return name.rstrip("0123456789").partition("-")[0]
 
 
 def _has_leader(world: World) -> bool:

@@ -37,26 +37,30 @@ class Faults:
     def _one(self, fault: Fault, began_s: float, errors: list[BaseException]) -> None:
         try:
             _wait_until(began_s + fault.at_s)
-            node = self._world.nodes[fault.node]
-            getattr(self, f"_{fault.kind}")(fault, node, began_s + fault.end_s)
+            nodes = self._world.named(fault.node)
+            getattr(self, f"_{fault.kind}")(fault, nodes, began_s + fault.end_s)
             self.done[fault.kind] += 1
         except BaseException as err:  # noqa: BLE001 - told by `run`
             errors.append(err)
 
-    def _kill(self, fault: Fault, node: Node, until_s: float) -> None:
-        del fault
-        node.held_down = True
-        node.kill()
+    def _kill(self, fault: Fault, nodes: Sequence[Node], until_s: float) -> None:
+        for node in nodes:
+            node.hold_down(fault)
         _wait_until(until_s)
-        node.held_down = False
+        for node in nodes:
+            node.release(fault)
 
-    def _stop(self, fault: Fault, node: Node, until_s: float) -> None:
+    _outage = _kill
+
+    def _stop(self, fault: Fault, nodes: Sequence[Node], until_s: float) -> None:
+        [node] = nodes
         del fault
         node.send(signal.SIGSTOP)
         _wait_until(until_s)
         node.send(signal.SIGCONT)
 
-    def _net(self, fault: Fault, node: Node, until_s: float) -> None:
+    def _net(self, fault: Fault, nodes: Sequence[Node], until_s: float) -> None:
+        [node] = nodes
         peers = [self._world.nodes[name].room for name in fault.peers]
         if fault.way == "cut":
             node.room.cut()
@@ -74,14 +78,16 @@ class Faults:
             if fault.way == "partition":
                 peer.send_to(node.room)
 
-    def _disk(self, fault: Fault, node: Node, until_s: float) -> None:
+    def _disk(self, fault: Fault, nodes: Sequence[Node], until_s: float) -> None:
+        [node] = nodes
         del fault
         assert node.disk is not None
         node.disk.fill()
         _wait_until(until_s)
         node.disk.free()
 
-    def _clock(self, fault: Fault, node: Node, until_s: float) -> None:
+    def _clock(self, fault: Fault, nodes: Sequence[Node], until_s: float) -> None:
+        [node] = nodes
         assert node.clock is not None
         node.clock.set(fault.offset_s)
         _wait_until(until_s)

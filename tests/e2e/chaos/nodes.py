@@ -30,8 +30,7 @@ class Node(Daemon):
         self.room = room
         self.clock = clock
         self.disk: Disk | None = None
-        self.held_down = False
-        """A fault wants it dead."""
+        self._holds: set[object] = set()
 
     def set_command(self, command: Sequence[str]) -> None:
         """What it runs."""
@@ -55,6 +54,25 @@ class Node(Daemon):
         self.send(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
+
+    @property
+    def held_down(self) -> bool:
+        """Whether a fault wants it dead."""
+        return bool(self._holds)
+
+    def hold_down(self, fault: object) -> None:
+        """Kill it, and have it stay dead until this fault releases it."""
+        self._holds.add(fault)
+        self.kill()
+
+    def release(self, fault: object) -> None:
+        """See `hold_down`."""
+        self._holds.discard(fault)
+
+    @property
+    def kind(self) -> str:
+        """Its name without a number, or what it is the job of."""
+        return self.name.rstrip("0123456789").partition("-")[0]
 
     def status(self) -> int | None:
         """Its exit status, when it has ended."""

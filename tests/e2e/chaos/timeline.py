@@ -7,9 +7,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-KINDS = ("kill", "stop", "net", "disk", "clock")
+KINDS = ("kill", "outage", "stop", "net", "disk", "clock")
 LENGTHS_S = {
     "kill": (0.1, 4.0),
+    "outage": (0.1, 6.0),
     # Leases of coordinators last 3 s, those of captures 10 s: some stops are longer than both.
     "stop": (0.5, 16.0),
     "net": (1.0, 16.0),
@@ -31,6 +32,7 @@ class Fault:
     at_s: float
     kind: str
     node: str
+    """Of `outage`: a kind of nodes, all of which are killed; or `all`."""
     length_s: float
     way: str = ""
     """Of `net`: one of NET_WAYS."""
