@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from kvproto import pdpb_pb2 as pdpb
 from kvproto.pdpb_pb2_grpc import PDStub
-from tidemarkpb.v1.changefeed_pb2 import ListChangefeedsRequest
+from tidemarkpb.v1.changefeed_pb2 import CHANGEFEED_STATE_FAILED, ListChangefeedsRequest
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from storage.codec import encode_i64
@@ -61,6 +61,8 @@ class World:
     rooms: Rooms
     supervisor: Supervisor = field(default_factory=Supervisor)
     server: MariaDb | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+    """Changefeeds that have given up, as nothing here should make them."""
 
     @property
     def nodes(self) -> dict[str, Node]:
@@ -125,6 +127,8 @@ class World:
                 address, ChangefeedServiceStub, "ListChangefeeds", ListChangefeedsRequest()
             )
             for each in answer.changefeeds if answer else ():
+                if each.state == CHANGEFEED_STATE_FAILED:
+                    self.failed[each.id] = f"{each.error.code} {each.error.message}"
                 said.setdefault(each.id, []).append(
                     (f"checkpoint of {address}", each.checkpoint_ts)
                 )

@@ -93,10 +93,11 @@ class Run(ABC):
         if not arguments.dump:
             self.fill()
         self.start_writers(arguments.rate)
+        self._watch.start()
         for target in targets:
             if not _wait(_FIRST_CUT_S, partial(self._has_cuts, target)):
                 raise TimeoutError(f"{target} has no cut after {_FIRST_CUT_S} s")
-        self._watch.start()
+        self._watch.forget_standstills()
         faults = self._faults(arguments)
         faults.run()
         healed_s = time.monotonic()
@@ -127,13 +128,19 @@ class Run(ABC):
         return Faults(self._world, planned)
 
     def _has_cuts(self, target: str) -> bool:
+        self._check_not_failed(target)
         return bool(self._lakes[target].cuts())
 
     def _catches_up(self, target: str, last: int) -> bool:
         def has_all() -> bool:
+            self._check_not_failed(target)
             return last in self._lakes[target].newest("marks") and self._is_dumped(target)
 
         return _wait(_CATCH_UP_S, has_all)
+
+    def _check_not_failed(self, target: str) -> None:
+        if target in self._world.failed:
+            raise RuntimeError(f"{target} has failed: {self._world.failed[target]}")
 
     def _is_dumped(self, target: str) -> bool:
         """Whether each row of the dump is at the target."""
@@ -184,6 +191,12 @@ class Watch:
     def start(self) -> None:
         """From now on."""
         self._thread.start()
+
+    def forget_standstills(self) -> None:
+        """They count from now on."""
+        now_s = time.monotonic()
+        self._newest = {target: (count, now_s) for target, (count, _) in self._newest.items()}
+        self.standstill_s = dict.fromkeys(self.standstill_s, 0.0)
 
     def end(self) -> None:
         """Up to now."""
