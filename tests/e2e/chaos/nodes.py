@@ -103,13 +103,13 @@ class Supervisor:
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
-        for node in self.nodes.values():
+        for node in list(self.nodes.values()):
             node.kill()
 
     def _run(self) -> None:
         again_s: dict[str, float] = {}
         while not self._ending.wait(_LOOK_S):
-            for node in self.nodes.values():
+            for node in list(self.nodes.values()):
                 status = node.status()
                 if status is None or node.held_down:
                     again_s.pop(node.name, None)
