@@ -40,7 +40,12 @@ sorter and in the sink. What comes after a silence is taken at once.
 """
 GATHER_BYTES: Final = 256 << 10
 """What is worth a take of its own."""
+RECEIVE_PAUSE_S: Final = 0.005
+"""Between two receives of little: small transactions come one by one, and to be woken for each
+costs more than to decode it.
+"""
 _RECEIVE_BYTES = 1 << 20
+_LITTLE_BYTES = 16 << 10
 _SILENT_HEARTBEATS = 3
 _SILENT_S = 2.0
 _MARIADB_CAPABILITY = 4
@@ -76,6 +81,8 @@ class LogStream:
         self._silent_s = silent_s
         self._arrived: deque[bytes] = deque()
         self._bytes = 0
+        self._awaited_bytes = 0
+        """What the one who waits in `take` needs; it is not woken for less."""
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._closed = False
@@ -106,14 +113,10 @@ class LogStream:
             # No more than is in a queue that is full: the thread waits for room while what it has
             # received does not fit, which may be before a packet of 16 MB is whole.
             wanted_bytes = min(self._packets.wanted, QUEUE_BYTES - _RECEIVE_BYTES)
-            self._changed.wait_for(
-                lambda: self._bytes >= wanted_bytes or self._error is not None, timeout_s
-            )
+            self._wait_for_bytes(wanted_bytes, timeout_s)
             gathers_s = self._taken_at + GATHER_S - time.monotonic()
             if self._bytes and gathers_s > 0:
-                self._changed.wait_for(
-                    lambda: self._bytes >= GATHER_BYTES or self._error is not None, gathers_s
-                )
+                self._wait_for_bytes(GATHER_BYTES, gathers_s)
             if not self._bytes and self._error is not None:
                 raise self._error
             data = self._pop()
@@ -132,6 +135,10 @@ class LogStream:
             self._changed.notify_all()
         self._thread.join()
         self.session.close()
+
+    def _wait_for_bytes(self, size: int, timeout_s: float) -> None:
+        self._awaited_bytes = size
+        self._changed.wait_for(lambda: self._bytes >= size or self._error is not None, timeout_s)
 
     def _pop(self) -> bytes:
         """As much as one take is worth; makes room for the thread."""
@@ -153,6 +160,10 @@ class LogStream:
         try:
             while size := self._socket.recv_into(room):
                 self._put(bytes(view[:size]))
+                # Only while `take` gathers: whoever waits for the rest of a transaction after a
+                # silence gets it at once.
+                if size < _LITTLE_BYTES and time.monotonic() < self._taken_at + GATHER_S:
+                    time.sleep(RECEIVE_PAUSE_S)
             error = MySqlUnavailableError("the server has closed the log connection")
         except TimeoutError:
             error = MySqlUnavailableError(
@@ -170,7 +181,8 @@ class LogStream:
             if not self._closed:
                 self._arrived.append(data)
                 self._bytes += len(data)
-                self._changed.notify_all()
+                if self._bytes >= self._awaited_bytes:
+                    self._changed.notify_all()
 
 
 def open_stream(

@@ -86,6 +86,20 @@ def test_much_is_taken_at_once(monkeypatch):
         sender.join()
 
 
+def test_many_small_events_are_taken_once_they_are_worth_it(monkeypatch):
+    monkeypatch.setattr(stream, "GATHER_S", 3600.0)
+    with opened() as (log, server):
+        log._taken_at = time.monotonic()
+        size = stream.GATHER_BYTES // 64
+        data = [packet(number, size) for number in range(64)]
+        sender = threading.Thread(target=lambda: [server.sendall(each) for each in data])
+        sender.start()
+        # One wake-up that is left out would leave this waiting for an hour.
+        found = taken(log)
+        sender.join()
+        assert 1 <= found <= 64
+
+
 def test_an_error_does_not_wait(monkeypatch):
     monkeypatch.setattr(stream, "GATHER_S", 3600.0)
     with opened() as (log, server):
