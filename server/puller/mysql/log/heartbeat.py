@@ -21,6 +21,8 @@ from storage.model.errors import TidemarkError
 from storage.model.system_schemas import WATERMARK_SCHEMA
 
 TABLE: Final = f"{WATERMARK_SCHEMA}.tidemark_heartbeat"
+AGAIN_S: Final = 60.0
+"""How long a server that refuses the row is left alone."""
 CREATE: Final = (
     f"CREATE DATABASE IF NOT EXISTS {WATERMARK_SCHEMA}",
     f"""CREATE TABLE IF NOT EXISTS {TABLE} (
@@ -47,11 +49,14 @@ class HeartbeatWriter:
         self._options = options
 
     async def run(self, position_ts: Callable[[], int], executor: Executor) -> None:
-        """Write a row whenever `position_ts` has not moved for `idle_row_ms`, until cancelled or
-        the server refuses the row.
+        """Write a row whenever `position_ts` has not moved for `idle_row_ms`, until cancelled.
+
+        A server that refuses the row is asked again now and then: it may only read for a while, or
+        have had a lock on the row, or no room.
         """
         every_s = self._options.idle_row_ms / 1000
         loop = asyncio.get_running_loop()
+        refused = ""
         while every_s:
             before = position_ts()
             await asyncio.sleep(every_s)
@@ -60,13 +65,16 @@ class HeartbeatWriter:
             try:
                 await loop.run_in_executor(executor, self._write)
                 metrics.HEARTBEATS.inc()
+                refused = ""
             except MySqlUnavailableError:
                 continue  # the puller reports a server that does not answer
             except TidemarkError as err:
-                _log.warning(
-                    "no heartbeat rows: cuts stand while the server is idle", error=err.message
-                )
-                return
+                if err.message != refused:
+                    _log.warning(
+                        "no heartbeat rows: cuts stand while the server is idle", error=err.message
+                    )
+                refused = err.message
+                await asyncio.sleep(AGAIN_S)
 
     def _write(self) -> None:
         with log_in(self._options) as session:
