@@ -415,11 +415,14 @@ class LogPuller:
         metrics.DDLS.inc()
         facts = await self._ask(partial(self._catalog_facts, log.session, barrier, effect))
         outcome = self._ddl.outcome(barrier, effect, facts)
-        is_created = isinstance(barrier.statement.tree, CreateTable)
+        tree = barrier.statement.tree
+        # IF NOT EXISTS leaves a table that is followed as it is: to look for it behind the
+        # statement may take all of the log that is still to be read.
+        may_be_new = isinstance(tree, CreateTable) and not tree.if_not_exists
         new = [
             name
             for name, table_id in effect.touched.items()
-            if is_created or self._tables.by_id(table_id) is None
+            if may_be_new or self._tables.by_id(table_id) is None
         ]
         seen = await self._seen_behind(barrier, list({*outcome.lost, *new}), log)
         await self._ddl.apply(barrier, effect, outcome, seen)

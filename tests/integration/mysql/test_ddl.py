@@ -13,6 +13,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from server.puller.mysql import puller
 from server.puller.mysql.ddl.statement import read_statement
 from server.puller.mysql.session.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
 from server.puller.source import TableChange
@@ -264,3 +265,30 @@ def test_a_statement_that_is_not_understood_stops_if_it_names_a_schema_of_ours()
     query = "FROBNICATE SCHEMA `db`"
     with pytest.raises(DdlUnknownError, match="db"):
         tables_named("t").check(read_statement(query, "x"), query, "here", 1)
+
+
+async def test_a_table_that_is_there_already_is_not_looked_for_in_the_log(
+    mariadb: MariaDb, meta: EtcdMeta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Services create all their tables IF NOT EXISTS when they start: to look each of them up would
+    read the rest of the log as often.
+    """
+    name, looked = mariadb.database(), list[tuple[str, str]]()
+    mariadb.execute(T, "CREATE TABLE u (id INT PRIMARY KEY, w INT)", database=name)
+    look = puller.definitions_behind
+
+    def noted(session: Any, options: Any, names: Any, *rest: Any, **named: Any) -> Any:
+        looked.extend(names)
+        return look(session, options, names, *rest, **named)
+
+    monkeypatch.setattr(puller, "definitions_behind", noted)
+    async with following(mariadb.uri, meta, f"{name}.*") as feed:
+        mariadb.execute(
+            "CREATE TABLE IF NOT EXISTS t (other INT)",
+            "CREATE TABLE IF NOT EXISTS t LIKE u",
+            "INSERT INTO t VALUES (1, 2)",
+            database=name,
+        )
+        assert [row["v"] for row in await feed.seen(f"{name}.t", 1)] == [2]
+        assert not await told(feed, name, mariadb)
+    assert looked == [(name, "the_end")]
