@@ -81,8 +81,12 @@ def open_log(
             session = log_in_to(address, options)
             opened.append(session)
             _check_executed(session, saved_position)
-            check_same_log(session, options, saved_position, read_server)
             reader = log_in_to(address, options)
+            opened.append(reader)
+            # Of the connection that reads: behind one address there may be several servers.
+            server = name_of(reader)
+            if read_server is not None:
+                check_same_log(server, address, options, saved_position, read_server)
             place = LogPlace(
                 saved_position.gtids,
                 saved_position.file,
@@ -92,7 +96,7 @@ def open_log(
             stream = open_stream(reader, place, options, server_id)
             opened.append(stream)
             folds = int(session.row("SELECT @@lower_case_table_names")[0]) > 0
-            return OpenLog(stream, session, stream.take(_FIRST_S), folds, name_of(session))
+            return OpenLog(stream, session, stream.take(_FIRST_S), folds, server)
         except TidemarkError as err:
             failures.append(err)
             _close_all(opened)

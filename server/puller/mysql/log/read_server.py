@@ -18,6 +18,7 @@ from typing import Final, Self
 import structlog
 
 from server.changefeed import keys
+from server.changefeed.source import Address
 from server.puller.mysql.log.position import SavedPosition
 from server.puller.mysql.session.connection import Session, log_in_to
 from server.puller.mysql.session.errors import (
@@ -97,20 +98,21 @@ def name_of(session: Session) -> str:
 
 
 def check_same_log(
-    session: Session, options: MySqlOptions, reached: SavedPosition, read: ReadServer | None
+    name: str, address: Address, options: MySqlOptions, reached: SavedPosition, read: ReadServer
 ) -> None:
-    """See that a server that was read before still has the log that was read; blocks.
+    """See that the server of this name and address, if it was read before, still has the log that
+    was read; blocks.
 
     Raises:
         LogBehindError: it has begun its log anew since, or lost its end.
     """
-    if read is None or reached.ts < read.since_ts or read.name != name_of(session):
+    if read.name != name or reached.ts < read.since_ts:
         return
     try:
         # On a session of its own: a MariaDB before 11.4 reads the file up to the place, which may
-        # take longer than an answer may.
-        with log_in_to(session.address, options) as asking:
-            why = _difference(asking, reached)
+        # take longer than an answer may. Behind one address there may be several servers.
+        with log_in_to(address, options) as asking:
+            why = _difference(asking, reached) if name_of(asking) == name else ""
     except (MySqlUnavailableError, MySqlPrivilegeError, MySqlStatementError) as err:
         _log.warning("whether the server has begun its log anew is not known", error=err.message)
         return
