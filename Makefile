@@ -162,7 +162,7 @@ test-unit: setup ## Unit and property tests
 	$(BIN)/pytest -q -n $(TEST_JOBS) tests/unit $(call once_more,tests/unit)
 
 .PHONY: test-sim
-test-sim: setup ## Simulated clusters: a thousand of captures, sixty whole ones, and bugs that they must find
+test-sim: setup ## Simulated clusters: a thousand of captures, forty whole ones, and bugs that they must find
 	$(BIN)/pytest -q -n $(TEST_JOBS) tests/sim $(call once_more,tests/sim)
 
 SEED ?= 1

@@ -1,6 +1,7 @@
 """A whole cluster, and what is harmed of it."""
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Callable
 from functools import partial
@@ -8,8 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tidemarkpb.v1 import capture_pb2, dump_pb2
 from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
+from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from gcsafepoint.worker.config import Bounds
 from gcsafepoint.worker.records import write_config
@@ -58,6 +62,9 @@ class Cluster:
         }
         self.clients = {name: Process(name) for name in CLIENTS}
         self.lakes: dict[str, Lake] = {}
+        self.dumps = self.dumped_rows = 0
+        self.time_jumped = False
+        """Whether a coordinator's clock ever was ahead: timestamps, too, may have jumped."""
         self._is_pausing = False
 
     def machine(self, name: str) -> Machine:
@@ -120,7 +127,7 @@ class Cluster:
         )
         await self.asked("CreateChangefeed", request)
 
-    async def asked(self, method: str, request: Any) -> Any:
+    async def asked(self, method: str, request: Any, stub: Any = ChangefeedServiceStub) -> Any:
         """A call to any capture.
 
         Raises:
@@ -128,7 +135,7 @@ class Cluster:
         """
         address = f"{self.chance.choice(machines.CAPTURES)}:8300"
         async with SimChannel(self.net, address) as channel:
-            call: Any = getattr(ChangefeedServiceStub(channel), method)  # type: ignore[arg-type]
+            call = getattr(stub(channel), method)
             try:
                 return await call(request, timeout=20.0)
             except Exception as err:
@@ -223,6 +230,7 @@ class Cluster:
         ahead_s = self.chance.choice((-3600.0, -60.0, -5.0, -0.5, 5.0, 600.0))
         self.tell(f"the clock of {chosen.name} jumps by {ahead_s} s")
         chosen.process.clock_ahead_s += ahead_s
+        self.time_jumped |= ahead_s > 0 and chosen.name in machines.COORDINATORS
         await self.pause(0.5, 3.0)
         if self.chance.random() < 0.5 and chosen.is_up:
             self.tell(f"kill {chosen.name}")
@@ -253,6 +261,46 @@ class Cluster:
         if is_running != (method == "ResumeChangefeed"):
             await self.asked(method, request(id=FEED))
 
+    async def ddl(self) -> None:
+        """A table is altered or truncated."""
+        self.tell("ddl")
+        await self.bank.change()
+
+    async def dump(self) -> None:
+        """All rows are read once more, beside the changes."""
+        self.tell("dump")
+        with contextlib.suppress(AskedError):
+            await self.asked(
+                "StartDump", dump_pb2.StartDumpRequest(changefeed_id=FEED), DumpServiceStub
+            )
+            self.dumps += 1
+
+    async def dump_is_over(self) -> bool:
+        """Whether all that was to be dumped is in the lake."""
+        request = dump_pb2.GetDumpStatusRequest(changefeed_id=FEED)
+        with contextlib.suppress(AskedError):
+            answer = await self.asked("GetDumpStatus", request, DumpServiceStub)
+            self.dumped_rows = answer.dump.rows_done
+            return bool(answer.dump.state == "finished")
+        return False
+
+    async def resign(self) -> None:
+        """The owner lets another capture be elected."""
+        self.tell("resign")
+        with contextlib.suppress(AskedError):
+            request = capture_pb2.ResignOwnerRequest()
+            await self.asked("ResignOwner", request, CaptureServiceStub)
+
+    async def drain(self) -> None:
+        """A capture is to be left, and is asked back."""
+        name = self.chance.choice(machines.CAPTURES)
+        self.tell(f"drain {name}")
+        for cancel in (False, True):
+            with contextlib.suppress(AskedError):
+                request = capture_pb2.DrainCaptureRequest(id=name, cancel=cancel)
+                await self.asked("DrainCapture", request, CaptureServiceStub)
+            await self.pause(0.5, 6.0)
+
     async def rest(self) -> None:
         """The lake job stands still, for longer than GC keeps what nobody protects."""
         lake = self.lakes[FEED]
@@ -279,5 +327,5 @@ class AskedError(TidemarkError):
 
 HARM = (
     *("kill", "kill", "kill_client", "hang", "cut", "lose", "slow", "fill", "jump"),
-    *("pause_feed", "rest"),
+    *("pause_feed", "rest", "ddl", "ddl", "dump", "resign", "drain"),
 )

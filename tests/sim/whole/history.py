@@ -1,4 +1,6 @@
-"""What is known of all transactions: the reference that lakes and stores are compared with."""
+"""What is known of all transactions and DDL: the reference that lakes and stores are compared
+with.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,13 +10,27 @@ from storage.codec import encode_bytes
 from storage.kv import Reader
 from storage.mvcc.engine import Versions
 from storage.mvcc.record import ROLLBACK
-from storage.tidb.record import record_key
 
 Row = dict[str, Any]
 Tables = dict[str, dict[int, Row]]
 """Rows by number, by table."""
 Writes = dict[tuple[str, int], Row | None]
-TABLE_IDS = {"accounts": 101, "transfers": 102}
+TABLES = ("accounts", "transfers")
+
+
+@dataclass(frozen=True, slots=True)
+class Ddl:
+    """What a DDL does to rows: a table gets a column, or, without one, is emptied."""
+
+    table: str
+    column: str = ""
+
+    def apply(self, tables: Tables) -> None:
+        """Let it come in force."""
+        if not self.column:
+            tables[self.table].clear()
+        for number, row in tables[self.table].items():
+            tables[self.table][number] = {self.column: None, **row}
 
 
 @dataclass(slots=True, eq=False)
@@ -23,12 +39,10 @@ class Txn:
 
     start_ts: int
     writes: Writes
+    keys: list[bytes]
+    """All that it writes, where it lies in the store."""
+    ddl: Ddl | None = None
     commit_ts: int | None = None
-
-    @property
-    def keys(self) -> list[bytes]:
-        """Where its rows lie in the store."""
-        return [record_key(TABLE_IDS[table], number) for table, number in self.writes]
 
 
 @dataclass(slots=True)
@@ -54,10 +68,13 @@ class History:
 
     def at(self, ts: int) -> Tables:
         """The tables at `ts`; transactions that are doubtful by then are later than that."""
-        tables: Tables = {name: {} for name in TABLE_IDS}
+        tables: Tables = {name: {} for name in TABLES}
         done = [(txn.commit_ts, txn) for txn in self.txns if txn.commit_ts]
         for commit_ts, txn in sorted(done, key=lambda pair: pair[0]):
-            if commit_ts <= ts:
+            # Rows up to a DDL's commit_ts have the old schema.
+            if txn.ddl is not None and commit_ts < ts:
+                txn.ddl.apply(tables)
+            elif txn.ddl is None and commit_ts <= ts:
                 apply(tables, txn.writes)
         return tables
 

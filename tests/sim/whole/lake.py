@@ -81,6 +81,7 @@ class Lake:
         if self._chance.random() < _TWICE:
             await self._pause(0.1, 4.0)
             writes = await self._rows(self.end_ts, end_ts)
+        await self._cross(self.end_ts)
         for commit_ts in sorted(writes):
             apply(self.tables, writes[commit_ts])
         self.end_ts = end_ts
@@ -89,6 +90,19 @@ class Lake:
         self._perhaps_dies()
         await self._pause(*_STEP_S)
         await self.acknowledge()
+
+    async def _cross(self, ts: int) -> None:
+        """Do what DDL at `ts` did, before the first row above it; without a pause to the commit."""
+        described = (await self._feeds()).describe(self.changefeed, ts)
+        for ddl in (each for each in described.ddls if each.ts == ts):
+            for name in ddl.truncated:
+                self.tables[name.partition(".")[2]].clear()
+        for table in described.tables:
+            missing = dict.fromkeys(name for name in table.schema.names if name[0] != "_")
+            missing.pop("id")
+            rows = self.tables[table.table.partition(".")[2]]
+            for number, row in rows.items():
+                rows[number] = missing | row
 
     async def acknowledge(self) -> None:
         """Say that everything up to the lake's end is there."""

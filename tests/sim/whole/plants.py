@@ -16,6 +16,7 @@ from server.capture.safepoint import ChangefeedSafePoints
 from server.coordinator.leadership.leadership import Leadership
 from server.coordinator.tso import Oracle
 from server.puller.tikv.frontier import Frontier
+from sink.manager import SinkManager
 from storage.kv import WriteBatch
 from storage.meta.client import EtcdMeta
 from storage.meta.meta import Delete, Put
@@ -26,6 +27,7 @@ from storage.mvcc.gc import RangeGC
 
 _AHEAD = compose(10_000)
 _apply, _hold = Engine.apply, ChangefeedSafePoints.hold
+_read = SinkManager.read
 _init_oracle, _init_range = Oracle.__init__, RangeGC.__init__
 
 
@@ -64,6 +66,10 @@ async def _campaign_anyway(self: EtcdMeta, key: bytes, value: bytes, lease: int)
     return (await self.txn((), [Put(key, value, lease)])).revision
 
 
+def _read_too_far(self: Any, span: Any, start_ts: int, end_ts: int, **named: Any) -> Any:
+    return _read(self, span, start_ts, max(end_ts, self.resolved_ts(span)), **named)
+
+
 def _without_limit(self: Oracle, limit_ms: int) -> None:
     _init_oracle(self, limit_ms)
     self._physical_ms = 0
@@ -100,6 +106,7 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
     ),
     "two-owners": (EtcdMeta, "campaign", _campaign_anyway),
     "two-collectors": (gcsafepoint.worker.election, "next_move", lambda *_: Move.CLAIM),
+    "read-too-far": (SinkManager, "read", _read_too_far),
     "fastest-region": (
         Frontier,
         "resolved_ts",
@@ -109,7 +116,8 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
 """Two stores take themselves for the first; resolved timestamps pass locks, or those of before a
 restart; what is answered is not durable; GC asks for no service, a changefeed protects less than it
 needs, a store collects more than it may; a checkpoint is where rows can be read; a timestamp comes
-twice; leases are not looked at, or not respected; a table is complete when one of its regions is.
+twice; leases are not looked at, or not respected; a range gives what came later, too; a table is
+complete when one of its regions is.
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.sim.whole.plants import PLANTS
 
-SEEDS, PARTS = 60, 4
+SEEDS, PARTS = 40, 4
 PLANT_SEEDS = 200
 
 
