@@ -7,9 +7,9 @@ from typing import Any
 from unittest.mock import patch
 
 import gcsafepoint.worker.election
-import gcsafepoint.worker.gc_leader
 import server.store.app
 import server.store.identity
+from gcsafepoint.state.rules import GcState
 from gcsafepoint.worker.election import Move
 from server.capture.processor import ProcessorPosition
 from server.capture.safepoint import ChangefeedSafePoints
@@ -28,7 +28,8 @@ from storage.mvcc.gc import RangeGC
 _AHEAD = compose(10_000)
 _apply, _hold = Engine.apply, ChangefeedSafePoints.hold
 _read = SinkManager.read
-_init_oracle, _init_range = Oracle.__init__, RangeGC.__init__
+_take, _drop_expired, _init_range = Oracle.take, GcState.drop_expired, RangeGC.__init__
+_DAYS_S = 3 * 86400.0
 
 
 @dataclass
@@ -70,9 +71,13 @@ def _read_too_far(self: Any, span: Any, start_ts: int, end_ts: int, **named: Any
     return _read(self, span, start_ts, max(end_ts, self.resolved_ts(span)), **named)
 
 
-def _without_limit(self: Oracle, limit_ms: int) -> None:
-    _init_oracle(self, limit_ms)
-    self._physical_ms = 0
+def _take_the_clock(self: Oracle, count: int, now_ms: int) -> Any:
+    self._physical_ms = min(self._physical_ms, now_ms)
+    return _take(self, count, now_ms)
+
+
+def _expired_too_early(self: GcState, now_s: float) -> Any:
+    return _drop_expired(self, now_s + _DAYS_S)
 
 
 def _collecting_too_much(
@@ -86,11 +91,7 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
     "locks-ignored": (OpenLocks, "min_start_ts", lambda _self, _key: None),
     "locks-forgotten": (server.store.app, "stored_locks", lambda _kv: ()),
     "unsynced": (Engine, "apply", _apply_unsynced),
-    "services-ignored": (
-        gcsafepoint.worker.gc_leader,
-        "limited_by_service",
-        lambda target, *_: target,
-    ),
+    "expired-too-early": (GcState, "drop_expired", _expired_too_early),
     "hold-too-little": (ChangefeedSafePoints, "hold", _hold_too_little),
     "collect-too-much": (RangeGC, "__init__", _collecting_too_much),
     "checkpoint-too-early": (
@@ -98,7 +99,7 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
         "checkpoint_ts",
         property(lambda self: self.resolved_ts),
     ),
-    "timestamps-twice": (Oracle, "__init__", _without_limit),
+    "timestamps-go-back": (Oracle, "take", _take_the_clock),
     "two-coordinators": (
         Leadership,
         "held",
@@ -114,10 +115,10 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
     ),
 }
 """Two stores take themselves for the first; resolved timestamps pass locks, or those of before a
-restart; what is answered is not durable; GC asks for no service, a changefeed protects less than it
-needs, a store collects more than it may; a checkpoint is where rows can be read; a timestamp comes
-twice; leases are not looked at, or not respected; a range gives what came later, too; a table is
-complete when one of its regions is.
+restart; what is answered is not durable; a safepoint of a day expires at once, a changefeed
+protects less than it needs, a store collects more than it may; a checkpoint is where rows can be
+read; timestamps follow a clock that jumps; leases are not looked at, or not respected; a range
+gives what came later, too; a table is complete when one of its regions is.
 """
 
 
