@@ -32,6 +32,9 @@ from server.coordinator.leadership.members import Members, MemberService, Member
 from server.coordinator.pd_http.api import PdHttp
 from server.coordinator.term import CurrentTerm, Election, LeaderTerm, MemberForwarder, TermRouter
 from server.routes import Handler, Route, Routes
+from server.rpc.access_guard import guarded
+from server.rpc.access_list import opened
+from server.rpc.call_access import check_provable
 from server.rpc.client import connect, diagnose
 from server.rpc.config import Engine, Limits
 from server.rpc.credentials import SecurityConfig
@@ -89,6 +92,16 @@ class CoordinatorConfig:
         "file with the token that captures with an access file get when GC is explained; role read",
     )
     cluster_id: int = setting(0, "the cluster id; 0: the stored one, or a new one at first start")
+
+    access_file: str = setting(
+        "",
+        "TOML file with the clients that may call, by certificate or token, and their roles; empty: "
+        "whoever reaches a port may do all (docs/security.md)",
+    )
+
+    def check_with(self, security: SecurityConfig) -> None:
+        """See that the cluster's own processes can say who they are; raises ConfigError."""
+        check_provable(self.access_file, security)
 
     def checked(self) -> "CoordinatorConfig":
         """This configuration.
@@ -151,6 +164,7 @@ class _Coordinator:
         self._compat = CompatError.check(config.gc_compat)
         self._security = security
         self._routes = routes
+        self._access = opened(config.access_file)
         self._members = Members(self._me(config.addr))
         self._current = CurrentTerm(self._members)
 
@@ -187,7 +201,7 @@ class _Coordinator:
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[str]:
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as channels:
-            server = RpcServer(self._security, _LIMITS, Engine.NATIVE)
+            server = RpcServer(self._security, _LIMITS, Engine.NATIVE, self._access)
             self._add_pd(server, channels)
             self._add_etcd(server, tasks)
             server.serve_http1(PdHttp(self._keys.cluster_id, self._current, self._members).answer)
@@ -212,9 +226,8 @@ class _Coordinator:
             connect, security=self._security, token_file=self._config.capture_token_file
         )
         explainer = Explainer(EtcdMeta(self._api), self._current, self._members, to_capture)
-        server.add_service(
-            explain_pb2.DESCRIPTOR.services_by_name["ExplainService"], ExplainService(explainer)
-        )
+        service = explain_pb2.DESCRIPTOR.services_by_name["ExplainService"]
+        server.add_service(service, guarded(service, ExplainService(explainer), self._access))
         return HttpApi(self._current, self._members, explainer).handlers()
 
     async def _load(self, meta: Meta, leadership: Leadership) -> LeaderTerm:

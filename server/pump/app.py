@@ -28,6 +28,9 @@ from server.pump.upkeep import (
     write_heartbeats,
 )
 from server.routes import Routes
+from server.rpc.access_guard import guarded
+from server.rpc.access_list import opened
+from server.rpc.call_access import check_provable
 from server.rpc.client import metadata_at
 from server.rpc.config import Engine
 from server.rpc.credentials import SecurityConfig
@@ -58,6 +61,11 @@ class PumpConfig:
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     cluster_id: int = setting(
         0, "refuse to start in another cluster than this; 0: take the coordinator's"
+    )
+    access_file: str = setting(
+        "",
+        "TOML file with the clients that may call, by certificate or token, and their roles; empty: "
+        "whoever reaches a port may do all (docs/security.md)",
     )
     data_dir: str = setting("data/pump", "directory of the value log (value/) and its index (kv/)")
     node_id: str = setting(
@@ -99,6 +107,10 @@ class PumpConfig:
     )
     gc_interval_seconds: float = setting(3600.0, "how often GC runs", least=0.001)
 
+    def check_with(self, security: SecurityConfig) -> None:
+        """See that the cluster's own processes can say who they are; raises ConfigError."""
+        check_provable(self.access_file, security)
+
 
 class ClusterMismatchError(InvalidError):
     """The coordinator is not the one of the cluster this pump was told to serve."""
@@ -139,10 +151,12 @@ async def open_pump(
         )
         admission = Admission(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
         service = BinlogPump(storage, admission)
-        server = RpcServer(security, suited=Engine.NATIVE)
+        known = opened(config.access_file)
+        server = RpcServer(security, suited=Engine.NATIVE, access=known)
         calls = WriteBinlogCalls(storage, admission)
         server.add_service(_SERVICE, service, queues={"WriteBinlog": calls})
-        server.add_service(_STREAMS, PumpService(storage, admission, steering))
+        streams = PumpService(storage, admission, steering)
+        server.add_service(_STREAMS, guarded(_STREAMS, streams, known))
         async with server.listen(config.addr) as bound:
             node.host = config.advertise_addr or bound
             node.node_id = node_id(data_dir, config.node_id, node.host)

@@ -25,7 +25,7 @@ from server.rpc.audit_log import is_audited, log_change, set_client
 from sink.flight.tokens import tokens_of
 from storage.model.errors import TidemarkError
 
-_SEEN: Final = ("Get", "List", "Query")
+_SEEN: Final = ("Get", "List", "Query", "Explain")
 _OPERATED: Final = frozenset(
     {
         "PauseChangefeed",
@@ -41,10 +41,13 @@ _OPERATED: Final = frozenset(
         "DrainCapture",
         "ResignOwner",
         "RunGC",
+        "ChangeState",
     }
 )
 _INTERNAL: Final = ("WorkerService",)
 """Between captures; its reads are not for people."""
+_OF_CLUSTER: Final = frozenset({"WriteBinlogs", "AdoptRegion"})
+"""Between the daemons of a cluster."""
 _OBJECTS: Final = {"ChangefeedService": "id", "DumpService": "changefeed_id"}
 """The member of a request that says which changefeed it is about."""
 _LISTED: Final = {
@@ -59,6 +62,8 @@ def right_of(method: MethodDescriptor, request: Any = None) -> Right:
     """What a call needs; a method that nobody has thought of needs most."""
     if method.containing_service.name in _INTERNAL:
         return Right.ADMIN
+    if method.name in _OF_CLUSTER:
+        return Right.CLUSTER
     if method.name.startswith(_SEEN):
         return Right.SEE
     if method.name == "ResumeChangefeed" and _discards(request):

@@ -59,14 +59,19 @@ class Right(Enum):
     """Rows, and to acknowledge them, as a lake job does."""
     OPERATE = "operate"
     """Pause, resume, dump, drain: nothing that names hosts, files or sinks, or discards changes."""
+    CLUSTER = "cluster"
+    """What a cluster's processes ask of each other in PD's, TiKV's, etcd's and Pump's protocols."""
     ADMIN = "admin"
     """All else."""
 
 
+CLUSTER: Final = "cluster"
+"""The role of databases and daemons of the cluster."""
 ROLES: Final[Mapping[str, frozenset[Right]]] = {
     "read": frozenset({Right.SEE}),
     "lake": frozenset({Right.SEE, Right.ROWS}),
     "operate": frozenset({Right.SEE, Right.OPERATE}),
+    CLUSTER: frozenset({Right.SEE, Right.ROWS, Right.CLUSTER}),
     "admin": frozenset(Right),
 }
 """The rights of each role."""

@@ -18,6 +18,10 @@ _OBJECTS: Final = ("id", "changefeed_id", "node_id")
 """Members of a request that name what it is about."""
 _SHOWN_MAX: Final = 256
 OK: Final = "ok"
+BEGUN: Final = "begun"
+"""Of a call whose end is not waited for."""
+
+_SAID: Final = {OK: "call changed something", BEGUN: "call changes something"}
 
 _client_name: ContextVar[str] = ContextVar("client", default="")
 """Of the call that this task answers, as the file of clients has it."""
@@ -60,7 +64,7 @@ def log_change(method: str, request: Any, outcome: str, peer: str, client: str =
     """Write the line; `client` is its name in the file of clients, or in its certificate."""
     of = next((text for name in _OBJECTS if (text := str(getattr(request, name, "")))), "")
     _log.info(
-        "call changed something" if outcome == OK else "call was refused",
+        _SAID.get(outcome, "call was refused"),
         method=method,
         of=of[:_SHOWN_MAX],
         peer=peer,

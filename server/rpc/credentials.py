@@ -11,7 +11,6 @@ signed for; the names narrow that down. A certificate with several common names 
 allowed: engines differ in which one they call *the* name.
 """
 
-import inspect
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import grpc
-import grpc.aio
 import structlog
 from prometheus_client import Counter
 
@@ -30,7 +28,6 @@ from storage.model.errors import InvalidError
 
 _NAMES_LOGGED: Final = 256
 _SHOWN_MAX: Final = 256
-_ARITY: Final = ("unary", "stream")
 T = TypeVar("T")
 
 _NAMES_REFUSED = Counter(
@@ -261,50 +258,6 @@ class AllowedNames:
         """
         if reason := self.refusal(names):
             raise StatusError(grpc.StatusCode.PERMISSION_DENIED, f"[TM:ErrUnauthorized] {reason}")
-
-
-class NamesInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Checks the names for gRPC's own engine, at each call of whatever service."""
-
-    def __init__(self, allowed: AllowedNames) -> None:
-        self._allowed = allowed
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """The method's handler, behind the check."""
-        handler = await continuation(handler_call_details)
-        if handler is None or not self._allowed:
-            return handler
-        kind = f"{_ARITY[handler.request_streaming]}_{_ARITY[handler.response_streaming]}"
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(
-            self._checked(getattr(handler, kind), streams=handler.response_streaming),
-            handler.request_deserializer,
-            handler.response_serializer,
-        )
-
-    def _checked(self, function: Callable[..., Any], *, streams: bool) -> Callable[..., Any]:
-        async def check(context: Any) -> None:
-            reason = self._allowed.refusal(context.auth_context().get("x509_common_name", ()))
-            if reason:
-                await context.abort(
-                    grpc.StatusCode.PERMISSION_DENIED, f"[TM:ErrUnauthorized] {reason}"
-                )
-
-        async def answer(request: Any, context: Any) -> Any:
-            await check(context)
-            return await function(request, context)
-
-        async def stream(request: Any, context: Any) -> None:
-            await check(context)
-            answers = function(request, context)
-            # gRPC takes both: a generator of the answers, and a coroutine that writes them.
-            if inspect.isawaitable(answers):
-                await answers
-                return
-            async for message in answers:
-                await context.write(message)
-
-        return stream if streams else answer
 
 
 def common_names(certificate: Mapping[str, Any]) -> tuple[bytes, ...]:

@@ -14,7 +14,9 @@ from urllib.parse import parse_qs
 import h11
 import structlog
 
-from server.routes import Answer, Request, fault
+from server.routes import Answer, Request, error_answer, fault
+from server.rpc.access_list import ForbiddenError, UnauthenticatedError
+from server.rpc.call_access import CallAccess
 from server.rpc.credentials import AllowedNames, common_names
 from storage.model.errors import TidemarkError
 
@@ -54,9 +56,15 @@ def begins_like_http1(data: bytes) -> bool | None:
 class Http1Front:
     """What all HTTP/1.1 connections of a listener share."""
 
-    def __init__(self, serve: Serve, allowed: AllowedNames | None = None) -> None:
+    def __init__(
+        self,
+        serve: Serve,
+        allowed: AllowedNames | None = None,
+        access: CallAccess | None = None,
+    ) -> None:
         self.serve = serve
         self.allowed = allowed or AllowedNames(())
+        self.access = access or CallAccess()
         self.buffered_bytes = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.connections: dict[Http1Connection, None] = {}
@@ -291,10 +299,14 @@ class Http1Connection(asyncio.Protocol):
         head = self._head
         assert head is not None
         try:
+            request = request_of(head, bytes(self._body), self._common_names)
+            self._front.access.check_request(
+                request.method, request.path, request.authorization, self._common_names
+            )
             async with asyncio.timeout(ANSWER_S):
-                answer = await self._front.serve(
-                    request_of(head, bytes(self._body), self._common_names)
-                )
+                answer = await self._front.serve(request)
+        except (UnauthenticatedError, ForbiddenError) as err:
+            answer = error_answer(err)
         except TimeoutError:
             answer = fault(504, "ErrTimeout", "the answer took too long; try again")
         except TidemarkError as err:

@@ -18,11 +18,13 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
+from server.rpc.access_interceptor import AccessInterceptor
+from server.rpc.access_list import Access
+from server.rpc.call_access import CallAccess
 from server.rpc.config import Engine, Limits, chosen, connections_per_address
 from server.rpc.connection_guard import ConnectionGuard
 from server.rpc.credentials import (
     AllowedNames,
-    NamesInterceptor,
     SecurityConfig,
     grpcio_credentials,
     listener_tls,
@@ -72,7 +74,9 @@ class _Server(Protocol):
 class _GrpcioServer:
     """gRPC's own engine."""
 
-    def __init__(self, limits: Limits, security: SecurityConfig, allowed: AllowedNames) -> None:
+    def __init__(
+        self, limits: Limits, security: SecurityConfig, allowed: AllowedNames, access: CallAccess
+    ) -> None:
         self._limits = limits
         self._security = security
         self._credentials = grpcio_credentials(security)
@@ -82,7 +86,7 @@ class _GrpcioServer:
         self._server = grpc.aio.server(
             options=[_ONE_LISTENER, *limits.options()],
             maximum_concurrent_rpcs=limits.calls,
-            interceptors=[NamesInterceptor(allowed)] if allowed else None,
+            interceptors=[AccessInterceptor(allowed, access)] if allowed or access else None,
         )
 
     def add_registered_method_handlers(
@@ -135,11 +139,15 @@ class _GrpcioServer:
 
 
 def _server(
-    engine: Engine, security: SecurityConfig, limits: Limits, allowed: AllowedNames
+    engine: Engine,
+    security: SecurityConfig,
+    limits: Limits,
+    allowed: AllowedNames,
+    access: CallAccess,
 ) -> _Server:
     if engine is Engine.NATIVE:
-        return NativeServer(limits, listener_tls(security, "h2"), allowed)
-    return _GrpcioServer(limits, security, allowed)
+        return NativeServer(limits, listener_tls(security, "h2"), allowed, access)
+    return _GrpcioServer(limits, security, allowed, access)
 
 
 class RpcServer:
@@ -150,8 +158,11 @@ class RpcServer:
         security: SecurityConfig | None = None,
         limits: Limits | None = None,
         suited: Engine = Engine.GRPCIO,
+        access: Access | None = None,
     ) -> None:
-        """`suited`: the engine to use, if none was chosen for the process."""
+        """`suited`: the engine to use, if none was chosen for the process; `access`: who may make
+        which call, where the listener asks (`server.rpc.call_access`).
+        """
         limits = limits or Limits()
         limits = replace(
             limits,
@@ -159,7 +170,8 @@ class RpcServer:
         )
         security = security or SecurityConfig()
         self._allowed = AllowedNames(security.cert_allowed_cn)
-        self._server = _server(chosen(suited), security, limits, self._allowed)
+        self._access = CallAccess(access)
+        self._server = _server(chosen(suited), security, limits, self._allowed, self._access)
         self._routes: list[Route] = []
         self._names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
         self._health = HealthServicer()
@@ -192,7 +204,7 @@ class RpcServer:
         """Answer HTTP/1.1 on the same port, to whom the port's certificates let in;
         call it before `listen`.
         """
-        self._server.serve_http1(Http1Front(serve, self._allowed))
+        self._server.serve_http1(Http1Front(serve, self._allowed, self._access))
 
     @asynccontextmanager
     async def listen(self, addr: str) -> AsyncIterator[str]:

@@ -16,6 +16,8 @@ from kvproto import tikvpb_pb2 as tikvpb
 from tidemarkpb.v1 import store_pb2
 
 from server.daemon import Endpoints
+from server.rpc.access_guard import guarded
+from server.rpc.access_list import Access, opened
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdRefusedError
 from server.rpc.server import RpcServer
@@ -113,7 +115,7 @@ async def _serving(
             )
             service = TikvService(tasks, parts.runner, backend, config.wait_for_lock_timeout)
             feed = ChangeDataService(tasks, parts.feed)
-            server = _server(security, parts, service, feed)
+            server = _server(security, opened(config.access_file), parts, service, feed)
             # Before the port: a request that arrives at once must find the group commit running.
             background = [tasks.create_task(parts.group.run(), name="group-commit")]
             async with server.listen(config.addr) as bound:
@@ -148,9 +150,13 @@ async def _serving(
 
 
 def _server(
-    security: SecurityConfig, parts: "_Parts", service: TikvService, feed: ChangeDataService
+    security: SecurityConfig,
+    known: Access,
+    parts: "_Parts",
+    service: TikvService,
+    feed: ChangeDataService,
 ) -> RpcServer:
-    server = RpcServer(security)
+    server = RpcServer(security, access=known)
     batch = {
         name: parts.runner.handler(method)
         for name, method in METHODS.items()
@@ -159,7 +165,8 @@ def _server(
     server.add_service(tikvpb.DESCRIPTOR.services_by_name["Tikv"], service, batch)
     server.add_service(cdcpb.DESCRIPTOR.services_by_name["ChangeData"], feed)
     server.add_service(debugpb.DESCRIPTOR.services_by_name["Debug"], DebugService(parts.online))
-    server.add_service(store_pb2.DESCRIPTOR.services_by_name["StoreService"], parts.admin)
+    admin = store_pb2.DESCRIPTOR.services_by_name["StoreService"]
+    server.add_service(admin, guarded(admin, parts.admin, known))
     return server
 
 

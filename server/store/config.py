@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from server.config import HTTP_ADDRS, ConfigError, setting
+from server.rpc.call_access import check_provable
+from server.rpc.credentials import SecurityConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +15,11 @@ class StoreConfig:
     http_addr: str = setting(HTTP_ADDRS["store"], "host:port for metrics and health")
     advertise_addr: str = setting("", "host:port that clients are told; empty: --addr")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
+    access_file: str = setting(
+        "",
+        "TOML file with the clients that may call, by certificate or token, and their roles; empty: "
+        "whoever reaches a port may do all (docs/security.md)",
+    )
     data_dir: str = setting("data/store", "directory of this store's data")
     split_keys: str = setting(
         "",
@@ -73,6 +80,10 @@ class StoreConfig:
     write_buffer_bytes: int = setting(
         16 << 20, "bytes LevelDB keeps in memory before it writes a table"
     )
+
+    def check_with(self, security: SecurityConfig) -> None:
+        """See that the cluster's own processes can say who they are; raises ConfigError."""
+        check_provable(self.access_file, security)
 
     def __post_init__(self) -> None:
         if self.destroy_range_share > 1:

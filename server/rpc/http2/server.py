@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import structlog
 
+from server.rpc.call_access import CallAccess
 from server.rpc.config import METADATA_BYTES, PING_STRIKES, PINGS_PER_S, Limits
 from server.rpc.credentials import AllowedNames, ListenerTls
 from server.rpc.errors import StatusError, unknown
@@ -68,11 +69,16 @@ class NativeServer:
     """One listener; `add_…` and `bind` first, then `start` and, once, `stop`."""
 
     def __init__(
-        self, limits: Limits, tls: ListenerTls | None = None, allowed: AllowedNames | None = None
+        self,
+        limits: Limits,
+        tls: ListenerTls | None = None,
+        allowed: AllowedNames | None = None,
+        access: CallAccess | None = None,
     ) -> None:
         self._limits = limits
         self._tls = tls
         self._allowed = allowed or AllowedNames(())
+        self._access = access or CallAccess()
         self._bounds = Bounds(
             metadata_bytes=METADATA_BYTES,
             streams=2 * limits.calls,
@@ -221,6 +227,10 @@ class NativeServer:
     ) -> Stream:
         if self._allowed:
             self._allowed.check(connection.peer.auth.get("x509_common_name", ()))
+        if self._access:
+            names = connection.peer.auth.get("x509_common_name", ())
+            metadata, peer = head.invocation_metadata, connection.peer.address
+            self._access.check_call(head.method, metadata, names, peer)
         # A dictionary for what is registered; the generic handlers are asked in turn, like gRPC
         # does.
         handler = self._handlers.get(head.method) or self._generic_handler(head)

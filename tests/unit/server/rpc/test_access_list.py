@@ -101,7 +101,7 @@ def test_roles_and_changefeeds_bound_what_a_client_may(access):
     for right in (Right.ROWS, Right.OPERATE, Right.ADMIN):
         with pytest.raises(ForbiddenError, match="role read, which may not x: that takes"):
             dashboard.check(right, "x", "any")
-    with pytest.raises(ForbiddenError, match=r"that takes lake or admin$"):
+    with pytest.raises(ForbiddenError, match=r"that takes lake or cluster or admin$"):
         dashboard.check(Right.ROWS, "read rows", "any")
     lake.check(Right.ROWS, "read rows", "shop-7")
     lake.check(Right.ROWS, "read rows", "orders")
@@ -116,7 +116,11 @@ def test_roles_and_changefeeds_bound_what_a_client_may(access):
 def test_each_role_may_look_and_only_admin_may_do_all():
     assert all(Right.SEE in rights for rights in ROLES.values())
     assert [role for role, rights in ROLES.items() if Right.ADMIN in rights] == ["admin"]
-    assert [role for role, rights in ROLES.items() if Right.ROWS in rights] == ["lake", "admin"]
+    assert [role for role, rights in ROLES.items() if Right.ROWS in rights] == [
+        "lake",
+        "cluster",
+        "admin",
+    ]
 
 
 def test_without_a_file_everybody_may_do_everything():
@@ -134,7 +138,7 @@ def test_without_a_file_everybody_may_do_everything():
         ("client = 5", "nobody could call"),
         ("client = [5]", "client 1: it is no table"),
         ("[[clients]]\nname='a'", "'clients' is unknown"),
-        ("[[client]]\nname='a'", "role is one of read, lake, operate, admin"),
+        ("[[client]]\nname='a'", "role is one of read, lake, operate, cluster, admin"),
         ("[[client]]\nname='a'\nrole='read'", "either token-sha256 or common-name"),
         ("[[client]]\nname='a'\nrole='root'\ncommon-name='a'", "role is one of"),
         ("[[client]]\nname='a'\nrole=['read']\ncommon-name='a'", "role is one of"),

@@ -1,0 +1,168 @@
+"""Who may make which call on a port of PD's, TiKV's, etcd's or Pump's protocol: the listener asks,
+for gRPC and HTTP alike, before the call reaches anybody.
+
+A method has a right by its name alone, and one that nobody has thought of needs most of these
+protocols. TiDB, TiKV, TiCDC, BR and the daemons of a cluster bring no tokens: their certificates'
+common names are their clients, with the role `cluster`. People and dashboards bring either.
+
+Services of ours on the same ports (`tidemarkpb.v1`) have `server.rpc.access_guard`, which can look
+into requests; health checks and reflection are answered to everybody whom the port lets in.
+
+A refused call is counted, and logged: one that would change something each time, others once a
+client and method. A call that changes something has a line when it begins, whose outcome is not
+known then; those of the role `cluster` have none, as there are thousands a second.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from server.config import ConfigError
+from server.rpc.access_list import CLUSTER, Access, OpenAccess, Right
+from server.rpc.audit_log import BEGUN, log_change
+from server.rpc.credentials import SecurityConfig
+from sink.flight.tokens import tokens_of
+from storage.model.errors import TidemarkError
+
+_ELSEWHERE: Final = ("/tidemarkpb.v1.", "/grpc.health.v1.", "/grpc.reflection.")
+"""Services that are asked for by others, or for which nobody is asked."""
+_SEEN: Final = {
+    "pdpb.PD": ("Get", "Scan", "BatchScan", "Query", "IsBootstrapped", "Watch"),
+    "keyspacepb.Keyspace": ("Get", "Load", "Watch"),
+    "etcdserverpb.Maintenance": ("Status",),
+    "etcdserverpb.Cluster": ("MemberList",),
+}
+"""What the names of methods begin with that tell states and positions, by service."""
+_UNSEEN: Final = ("WatchGlobalConfig",)
+_ROWS: Final = {
+    "tikvpb.Tikv": (
+        *("KvGet", "KvScan", "KvBatchGet", "KvBufferBatchGet", "KvMvcc", "MvccGet"),
+        *("RawGet", "RawBatchGet", "RawScan", "RawBatchScan", "RawChecksum"),
+        *("Coprocessor", "BatchCoprocessor", "RawCoprocessor"),
+    ),
+    "cdcpb.ChangeData": ("EventFeed",),
+    "binlog.Pump": ("PullBinlogs",),
+}
+"""The same, of methods that hand out rows."""
+_CHANGES_NOTHING: Final = frozenset(
+    {
+        "Tso",
+        "StoreHeartbeat",
+        "RegionHeartbeat",
+        "ReportBuckets",
+        "ReportMinResolvedTS",
+        "SyncRegions",
+    }
+    | {"Range", "Watch", "LeaseKeepAlive", "LeaseTimeToLive", "Hash", "HashKV", "Snapshot"}
+    | {"LoadGlobalConfig", "WatchGlobalConfig", "KvScanLock", "CheckLeader", "GetStoreSafeTS"}
+    | {"GetLockWaitInfo", "BatchCommands", "Observe", "Leader"}
+)
+"""Methods for the cluster only, calls of which have no line in the log."""
+_PROBES: Final = frozenset({"/pd/api/v1/health", "/pd/api/v1/ping", "/health", "/ping"})
+_READS: Final = ("GET", "HEAD")
+_REFUSALS_LOGGED: Final = 256
+
+
+def check_provable(access_file: str, security: SecurityConfig) -> None:
+    """Refuse an access file that would keep the cluster's own processes out.
+
+    Raises:
+        ConfigError: nobody shows a certificate.
+    """
+    if access_file and not (security.ca_path and security.cert_path and security.key_path):
+        raise ConfigError(
+            "--access-file of this daemon needs --ca-path, --cert-path and --key-path: stores, "
+            "captures, pumps and TiDB bring no tokens, but show who they are by their certificates, "
+            'each with a [[client]] of role "cluster" for its common-name'
+        )
+
+
+def right_of_call(path: str) -> Right | None:
+    """What a call of `/package.Service/Method` needs; None: it is not asked for here."""
+    if path.startswith(_ELSEWHERE):
+        return None
+    service, _, method = path.removeprefix("/").rpartition("/")
+    if method.startswith(_ROWS.get(service, ())):
+        return Right.ROWS
+    if method.startswith(_SEEN.get(service, ())) and method not in _UNSEEN:
+        return Right.SEE
+    return Right.CLUSTER
+
+
+def right_of_request(method: str, path: str) -> Right | None:
+    """The same of an HTTP request."""
+    if method in _READS:
+        return None if path in _PROBES else Right.SEE
+    return Right.CLUSTER
+
+
+class CallAccess:
+    """Asks `access`; nothing is asked where everybody may do everything."""
+
+    def __init__(self, access: Access | None = None) -> None:
+        self._access = access or OpenAccess()
+        self._is_open = isinstance(self._access, OpenAccess)
+        self._logged: set[tuple[str, str]] = set()
+
+    def __bool__(self) -> bool:
+        """Whether anybody is asked."""
+        return not self._is_open
+
+    def check_call(
+        self,
+        path: str,
+        metadata: Iterable[tuple[str, str | bytes]],
+        names: Iterable[bytes],
+        peer: str,
+    ) -> None:
+        """See that a gRPC call may be made, by who its metadata, and the common names of its
+        connection's certificate, say makes it.
+
+        Raises:
+            UnauthenticatedError, ForbiddenError: it may not.
+        """
+        right = None if self._is_open else right_of_call(path)
+        if right is not None:
+            values = [value for key, value in metadata if key == "authorization"]
+            self._check(right, path.rpartition("/")[2], values, names, peer)
+
+    def check_request(
+        self, method: str, path: str, authorization: str, names: Iterable[bytes]
+    ) -> None:
+        """See that an HTTP request may be made; raises as `check_call`."""
+        right = None if self._is_open else right_of_request(method, path)
+        if right is not None:
+            values = [authorization] if authorization else []
+            self._check(right, f"{method} {path[:256]}", values, names, "http")
+
+    def _check(
+        self,
+        right: Right,
+        what: str,
+        authorization: Sequence[str | bytes],
+        names: Iterable[bytes],
+        peer: str,
+    ) -> None:
+        name = ""
+        try:
+            client = self._access.client(tokens_of(authorization, basic=True), names)
+            name = client.name
+            client.check(right, what)
+        except TidemarkError as err:
+            self._log_refusal(right, what, err, name, peer)
+            raise
+        if _is_change(right, what) and client.role != CLUSTER:
+            log_change(what, None, BEGUN, peer, name)
+
+    def _log_refusal(
+        self, right: Right, what: str, err: TidemarkError, name: str, peer: str
+    ) -> None:
+        seen = (what, name or peer.rpartition(":")[0])
+        if not _is_change(right, what):
+            if seen in self._logged or len(self._logged) >= _REFUSALS_LOGGED:
+                return
+            self._logged.add(seen)
+        log_change(what, None, err.code, peer, name)
+
+
+def _is_change(right: Right, what: str) -> bool:
+    return right is Right.CLUSTER and what not in _CHANGES_NOTHING
