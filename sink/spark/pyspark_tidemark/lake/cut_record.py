@@ -7,7 +7,7 @@ lines of older and newer jobs read the same.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pyspark_tidemark.errors import SourceError
@@ -103,6 +103,15 @@ class CutRecord:
             ) from None
 
 
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """What the newest cut shows of a table."""
+
+    version: int
+    since_ts: int
+    """The end of the cut that brought the version; 0: that is not known."""
+
+
 def records(lines: Iterable[str]) -> list[CutRecord]:
     """The records of many lines, by end_ts; a cut that stands in two files, as after a crash,
     is one.
@@ -129,6 +138,32 @@ def versions_at(cuts: Sequence[CutRecord], ts: int) -> dict[str, int]:
         SourceError: ErrCutNotFound, the lake begins later.
     """
     return {name: item.version for name, item in _tables_at(cuts, ts).items()}
+
+
+def shown_by(cuts: Iterable[CutRecord]) -> dict[str, Shown]:
+    """What the last of some cuts shows of each table; the first one must name all of them
+    (`rolled`), or be the lake's first.
+    """
+    tables: dict[str, Shown] = {}
+    for cut in cuts:
+        tables = after_statements(tables, cut.dropped, cut.renamed)
+        for item in cut.tables:
+            if item.table not in tables or tables[item.table].version != item.version:
+                # Without a checksum an earlier cut has brought it.
+                since_ts = 0 if item.checksum is None else cut.end_ts
+                tables[item.table] = Shown(item.version, since_ts)
+    return tables
+
+
+def after_statements(
+    tables: Mapping[str, Shown], dropped: Iterable[str], renamed: Iterable[tuple[str, str]]
+) -> dict[str, Shown]:
+    """The tables under the names that they have above a barrier."""
+    left = {name: shown for name, shown in tables.items() if name not in {*dropped}}
+    for old, new in renamed:
+        if old in left:
+            left[new] = left.pop(old)
+    return left
 
 
 def renamed_since(cuts: Sequence[CutRecord], name: str, ts: int) -> str:

@@ -1,7 +1,8 @@
 """The right to write a lake in files, which one driver has at a time: `Lock` on a disk of this
 machine or a mounted one, `Claims` where several drivers can reach the lake.
 
-A lock is one of the operating system, of the manifest's directory. Claims need no clock and no
+A lock is one of the operating system, of the manifest's directory; the file `.begun` says which cut
+its holder has begun. Claims need no clock and no
 lease: they are numbered files, `.claims/<number>`, each created exclusively and never changed. A
 driver makes one when it starts, and one for every cut before it writes a table, which says where
 the cut ends. The cut is then published under a name that ends with the claim's number. So whatever
@@ -12,9 +13,9 @@ that can claim or publish anything; its predecessor, dead, slow or asleep, fails
 Invariants:
 1. Claims follow each other without a gap: only the newest one's maker can make the next, or
    somebody who takes over.
-2. A cut that was claimed and not published is claimed again with the same end: what a predecessor
-   has written of it, or still writes, is what its successor writes, and the tables' own fences let
-   only one of them in.
+2. A cut that was begun and not published is begun again with the same end: what a predecessor has
+   written of it, or still writes, is what its successor writes, and the tables' own fences let only
+   one of them in. With an earlier end, a table that holds the cut would be ahead of the others.
 3. A claim that took over is never removed: it stands where a predecessor would go on.
 Design, and what this does not fence: docs/design/0028-remote-lakes.md.
 """
@@ -35,6 +36,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.files import Files, LocalFiles
 
 CLAIMS = ".claims"
+BEGUN = ".begun"
 FORMAT = 1
 
 
@@ -59,6 +61,7 @@ class Lock:
 
     def __init__(self, files: LocalFiles) -> None:
         self._files = files
+        self._begun: tuple[int, int] | None = None
 
     @classmethod
     @contextmanager
@@ -88,9 +91,38 @@ class Lock:
         finally:
             os.close(descriptor)
 
-    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:  # noqa: ARG002 - nobody else begins
-        """See `WriteRight`."""
+    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
+        """See `WriteRight`; durable when it returns.
+
+        Raises:
+            SourceError: ErrManifestCorrupt; ErrTargetFull.
+        """
+        begun = self._begun or self._read_begun()
+        if begun is not None and begun[0] == start_ts and not moved:
+            end_ts = begun[1]
+        if begun != (start_ts, end_ts):
+            cut = {"format": FORMAT, "start_ts": start_ts, "end_ts": end_ts}
+            self._files.replace(BEGUN, json.dumps(cut) + "\n")
+        self._begun = start_ts, end_ts
         return end_ts
+
+    def _read_begun(self) -> tuple[int, int] | None:
+        """The cut that was begun last, by whoever had the lock then."""
+        try:
+            text = self._files.read(BEGUN)
+        except FileNotFoundError:
+            return None
+        try:
+            cut: dict[str, Any] = json.loads(text)
+            if cut["format"] == FORMAT:
+                return int(cut["start_ts"]), int(cut["end_ts"])
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise SourceError(
+            "ErrManifestCorrupt",
+            f"{self._files.directory / BEGUN} cannot be read: {text[:80]!r}; if no job of a later "
+            "version has written it, remove it",
+        )
 
     def publish(self, end_ts: int, text: str) -> None:
         """See `WriteRight`."""

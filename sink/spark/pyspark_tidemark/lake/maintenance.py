@@ -4,20 +4,35 @@ these began).
 """
 
 import dataclasses
+import threading
 import time
+from array import array
+from bisect import bisect_left
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.target import Health, Target
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 class KeptCuts:
-    """The kept cuts of a manifest, read anew at each call."""
+    """The kept cuts of a manifest: read once, then followed from cut to cut; any number of threads
+    may ask.
+
+    In memory are, for each cut that changes a table, a version and since when it was shown: 16
+    bytes.
+    """
 
     def __init__(self, manifest: Manifest, hours: float) -> None:
         self._manifest = manifest
         self._hours = hours
+        self._lock = threading.Lock()
+        self._tables: dict[str, _Versions] = {}
+        self._followed_ts: int | None = None
+        """Up to which cut; None: none was read yet."""
 
     @property
     def horizon(self) -> datetime:
@@ -26,26 +41,69 @@ class KeptCuts:
 
     def versions(self, table: str) -> frozenset[int]:
         """The versions of `table` that kept cuts show."""
-        return versions_since(self._manifest.cuts(), self.horizon, table)
+        with self._lock:
+            self._follow()
+            versions = self._tables.get(table)
+            return frozenset() if versions is None else versions.since(self.horizon)
 
+    def follow(self) -> None:
+        """Take the newest cut in; to be called after each, or all are read again."""
+        with self._lock:
+            # Not before somebody asks: many lakes are never asked for.
+            if self._followed_ts is not None:
+                self._follow()
 
-def versions_since(cuts: list[CutRecord], horizon: datetime, table: str) -> frozenset[int]:
-    """The versions of a table at any cut that was applied at or after `horizon`,
-    or was the newest then. Pure.
+    def _follow(self) -> None:
+        last = self._manifest.last
+        if last is None or last.end_ts == self._followed_ts:
+            return
+        if last.start_ts == self._followed_ts:
+            self._take(last)
+            return
+        self._tables, self._followed_ts = {}, None
+        for cut in self._manifest.each_cut():
+            self._take(cut)
 
-    `table` is its newest name: cuts from before a rename name it otherwise.
-    """
-    versions: dict[str, set[int]] = {}
-    for cut in cuts:
-        for old, new in cut.renamed:
-            versions[new] = versions.pop(old, set())
-        is_kept = datetime.fromisoformat(cut.applied_at) >= horizon
+    def _take(self, cut: CutRecord) -> None:
+        # One that was repaired comes twice, and has other versions then.
+        for old, new in cut.renamed if cut.end_ts != self._followed_ts else ():
+            self._tables[new] = self._tables.pop(old, _Versions())
+        applied_at, horizon = datetime.fromisoformat(cut.applied_at), self.horizon
         for item in cut.tables:
-            if is_kept:
-                versions.setdefault(item.table, set()).add(item.version)
-            else:
-                versions[item.table] = {item.version}
-    return frozenset(versions.get(table, ()))
+            versions = self._tables.setdefault(item.table, _Versions())
+            versions.add(item.version, applied_at, horizon)
+        self._followed_ts = cut.end_ts
+
+
+class _Versions:
+    """The versions of a table, by the time of the cuts that name them."""
+
+    def __init__(self) -> None:
+        self._versions = array("q")
+        self._applied_ms = array("q")
+
+    def add(self, version: int, applied_at: datetime, horizon: datetime) -> None:
+        """Note the newest; what is out of date goes, but for the version of the horizon."""
+        if self._versions and self._versions[-1] == version:
+            # It was shown since the first of the two.
+            return
+        # A clock that went back must not make it older than the one before.
+        before_ms = self._applied_ms[-1] if self._applied_ms else 0
+        self._versions.append(version)
+        self._applied_ms.append(max(before_ms, _ms(applied_at)))
+        outdated = bisect_left(self._applied_ms, _ms(horizon)) - 1
+        # Not each time: what is behind moves up.
+        if outdated > len(self._versions) // 2:
+            del self._versions[:outdated], self._applied_ms[:outdated]
+
+    def since(self, horizon: datetime) -> frozenset[int]:
+        """Those at any cut that was applied at or after a time, or was the newest then."""
+        first = max(0, bisect_left(self._applied_ms, _ms(horizon)) - 1)
+        return frozenset(self._versions[first:])
+
+
+def _ms(time: datetime) -> int:
+    return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 class Maintenance:
@@ -61,6 +119,7 @@ class Maintenance:
         waited, for the job's line.
         """
         began = time.monotonic()
+        self._kept.follow()
         self._manifest.tidy(self._kept.horizon)
         health = self._target.maintain(self._kept)
         if health is None:

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cut_record import CutRecord, records, rolled
+from pyspark_tidemark.lake.cut_record import CutRecord, Shown, records, rolled, shown_by
 from pyspark_tidemark.lake.fencing import Claims, Lock, WriteRight
 from pyspark_tidemark.lake.files import Files, LocalFiles
 
 DIRECTORY = "_tidemark_cuts"
 ROLL_UP_FILES = 256
+_TRIES = 3
 WHOLE_CUTS, SINGLE_TABLES = "cut", "table"
 _T = TypeVar("_T")
 _NAME = re.compile(r"(?:(?P<first>\d+)-)?(?P<last>\d+)(?:_(?P<claim>\d+))?\.json")
@@ -70,6 +71,16 @@ class Manifest(Protocol):
 
     def cuts(self) -> list[CutRecord]:
         """All kept cuts."""
+
+    def each_cut(self) -> Iterator[CutRecord]:
+        """All kept cuts, in order, of which not all are in memory at a time; one that was repaired
+        may come twice, at last as it is now.
+        """
+
+    def shown(self) -> dict[str, Shown]:
+        """What the newest cut shows of each table; few cuts are read for it, however many are
+        kept.
+        """
 
     def tidy(self, horizon: datetime) -> None:
         """Now and then: keep it small.
@@ -154,6 +165,33 @@ class FileManifest:
     def cuts(self) -> list[CutRecord]:
         """See `Manifest`."""
         return cuts_in(self._files)
+
+    def each_cut(self) -> Iterator[CutRecord]:
+        """See `Manifest`; also while files are rolled up."""
+        newest_ts = -1
+        for _ in range(_TRIES):
+            try:
+                for file in _listed(self._files):
+                    # A cut may stand in two files: a roll-up that a crash came behind.
+                    for cut in _read(self._files, [file]):
+                        if cut.end_ts >= newest_ts:
+                            newest_ts = cut.end_ts
+                            yield cut
+            except FileNotFoundError:
+                continue
+            return
+        raise _too_fast()
+
+    def shown(self) -> dict[str, Shown]:
+        """See `Manifest`."""
+
+        def read() -> list[CutRecord]:
+            listed = _listed(self._files)
+            # The first cut of a roll-up names all tables.
+            rolled_up = [place for place, file in enumerate(listed) if not file.single]
+            return _read(self._files, listed[rolled_up[-1] if rolled_up else 0 :])
+
+        return shown_by(_steady(read))
 
     def tidy(self, horizon: datetime) -> None:
         """Once in `ROLL_UP_FILES` cuts, roll their files up, and forget whole roll-ups from before
@@ -294,10 +332,14 @@ def _text(cuts: Sequence[CutRecord]) -> str:
 
 def _steady(read: Callable[[], _T]) -> _T:
     """The result of `read`, called again if files were rolled up amid it."""
-    for _ in range(3):
+    for _ in range(_TRIES):
         with suppress(FileNotFoundError):
             return read()
-    raise SourceError(
+    raise _too_fast()
+
+
+def _too_fast() -> SourceError:
+    return SourceError(
         "ErrManifestCorrupt", "the manifest changes too fast to be read; try again", retryable=True
     )
 

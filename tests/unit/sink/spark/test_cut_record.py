@@ -17,7 +17,7 @@ from pyspark_tidemark.lake.cut_record import (
     rolled,
     versions_at,
 )
-from pyspark_tidemark.lake.maintenance import versions_since
+from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "lake_manifest_rolled_v1.json"
@@ -155,12 +155,77 @@ def test_the_last_file_of_a_manifest_may_be_a_roll_up(tmp_path, monkeypatch):
         manifest.commit(cut(3))
 
 
+class CutsInMemory:
+    """A manifest that counts how often it is read."""
+
+    def __init__(self, cuts):
+        self.kept, self.reads = list(cuts), 0
+
+    @property
+    def last(self):
+        return self.kept[-1] if self.kept else None
+
+    def each_cut(self):
+        self.reads += 1
+        yield from self.kept
+
+
+class KeptAt(KeptCuts):
+    """With a clock that stands."""
+
+    horizon = START
+
+    def at(self, horizon):
+        self.horizon = horizon
+        return self
+
+
+def kept_versions(cuts, horizon, table):
+    """Read at once, and followed from cut to cut: both must be the same."""
+    at_once = KeptAt(CutsInMemory(cuts), 0.0).at(horizon).versions(table)
+    manifest = CutsInMemory(cuts[:1])
+    followed = KeptAt(manifest, 0.0).at(horizon)
+    followed.versions(table)
+    for each in cuts[1:]:
+        manifest.kept.append(each)
+        followed.follow()
+    assert followed.versions(table) == at_once
+    assert manifest.reads == 1
+    return at_once
+
+
+def test_of_versions_that_no_kept_cut_shows_half_are_forgotten_at_last():
+    manifest = CutsInMemory([cut(1, ("b.a", 1))])
+    kept = KeptAt(manifest, 0.0)
+    kept.versions("b.a")
+    for number in range(2, 5000):
+        manifest.kept = [cut(number, ("b.a", number))]
+        kept.at(START + timedelta(minutes=number - 10)).follow()
+    assert kept.versions("b.a") == frozenset(range(4988, 5000))
+    assert len(kept._tables["b.a"]._versions) < 30
+
+
+def test_cuts_that_came_without_a_word_are_read_with_all_others():
+    manifest = CutsInMemory([cut(1, ("b.a", 1))])
+    kept = KeptAt(manifest, 0.0)
+    kept.versions("b.a")
+    manifest.kept += [cut(2, ("b.a", 2)), cut(3, ("b.a", 3))]
+    assert kept.versions("b.a") == {1, 2, 3}
+    assert manifest.reads == 2
+
+
+def test_a_clock_that_goes_back_takes_no_version_away():
+    cuts = [cut(8, ("b.a", 1)), cut(9, ("b.a", 2)), cut(10, ("b.a", 3))]
+    cuts[2] = dataclasses.replace(cuts[2], applied_at=cuts[0].applied_at)
+    assert kept_versions(cuts, START + timedelta(minutes=9), "b.a") == {1, 2, 3}
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=10), st.integers(0, 12))
 def test_every_version_that_a_kept_cut_shows_is_kept(changed, horizon):
     cuts = [
         cut(number, *([("b.a", number)] if yes else [])) for number, yes in enumerate(changed, 1)
     ]
-    kept = versions_since(cuts, START + timedelta(minutes=horizon), "b.a")
+    kept = kept_versions(cuts, START + timedelta(minutes=horizon), "b.a")
     for number in range(max(horizon, 1), len(cuts) + 1):
         assert versions_at(cuts, 10 * number).items() <= {("b.a", version) for version in kept}
 
@@ -186,7 +251,7 @@ def test_a_version_that_a_kept_cut_shows_is_kept_under_the_tables_newest_name(st
     for number in range(max(horizon, 1), len(cuts) + 1):
         for name, version in versions_at(cuts, 10 * number).items():
             newest = renamed_since(cuts, name, 10 * number)
-            assert version in versions_since(cuts, START + timedelta(minutes=horizon), newest)
+            assert version in kept_versions(cuts, START + timedelta(minutes=horizon), newest)
 
 
 def test_records_of_older_jobs_have_no_checksum():

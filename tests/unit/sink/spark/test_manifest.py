@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, versions_at
-from pyspark_tidemark.lake.fencing import Lock
+from pyspark_tidemark.lake.cut_record import CutRecord, Shown, TableCut, versions_at
+from pyspark_tidemark.lake.fencing import BEGUN, Lock
 from pyspark_tidemark.lake.files import LocalFiles
 from pyspark_tidemark.lake.manifest import DIRECTORY, ROLL_UP_FILES, FileManifest
 
@@ -39,6 +39,67 @@ def test_cuts_leave_no_gap(tmp_path):
         manifest.commit(RECORD)
         with pytest.raises(SourceError, match="ErrCutGap"):
             manifest.commit(dataclasses.replace(RECORD, start_ts=451, end_ts=500))
+
+
+def test_a_cut_that_a_job_died_in_ends_where_it_was_to_end(tmp_path):
+    """This failed: it could end earlier, while tables held all of it, and readers of the new cut
+    saw these ahead of the others.
+    """
+
+    def opened():
+        return FileManifest.opened(str(tmp_path), "bank")
+
+    with opened() as manifest:
+        assert manifest.announce(400, 450) == 450
+    with opened() as manifest:
+        assert manifest.announce(400, 420) == 450
+    with opened() as manifest:
+        assert manifest.announce(400, 600) == 450
+        # The captures do not offer that cut any more.
+        assert manifest.announce(400, 610, moved=True) == 610
+    with opened() as manifest:
+        assert manifest.announce(400, 420) == 610
+        manifest.commit(dataclasses.replace(RECORD, start_ts=400, end_ts=610))
+        assert manifest.announce(610, 620) == 620
+    with opened() as manifest:
+        assert manifest.announce(610, 700) == 620
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 1, "end_ts": 5}'])
+def test_a_cut_that_was_begun_and_cannot_be_read_is_told(tmp_path, text):
+    with FileManifest.opened(str(tmp_path), "bank") as manifest:
+        (tmp_path / DIRECTORY / BEGUN).write_text(text, encoding="utf-8")
+        with pytest.raises(SourceError, match="ErrManifestCorrupt"):
+            manifest.announce(400, 450)
+
+
+def test_what_the_newest_cut_shows_is_read_from_the_newest_roll_up_on(tmp_path):
+    files = CountedFiles(tmp_path)
+    manifest = FileManifest(files, Lock(files), None)
+    ends = range(1, 2 * ROLL_UP_FILES + 4)
+    for end in ends:
+        name = "bank.first" if end == 1 else "bank.busy"
+        tables = (TableCut(name, 1, end, "0123456789abcdef"),)
+        manifest.commit(dataclasses.replace(RECORD, start_ts=end - 1, end_ts=end, tables=tables))
+        manifest.roll_up()
+    del files.seen[:]
+    assert manifest.shown() == {"bank.first": Shown(1, 0), "bank.busy": Shown(ends[-1], ends[-1])}
+    assert len(files.seen) == 4
+    assert [cut.end_ts for cut in manifest.each_cut()] == list(ends)
+
+
+def test_all_cuts_are_read_once_while_their_files_are_rolled_up(tmp_path):
+    files = LocalFiles(tmp_path)
+    manifest = FileManifest(files, Lock(files), None)
+    for end in range(1, ROLL_UP_FILES + 1):
+        manifest.commit(dataclasses.replace(RECORD, start_ts=end - 1, end_ts=end))
+    seen = []
+    for cut in manifest.each_cut():
+        seen.append(cut.end_ts)
+        if cut.end_ts == 7:
+            manifest.roll_up()
+    assert sorted({*seen}) == list(range(1, ROLL_UP_FILES + 1))
+    assert seen == sorted(seen)
 
 
 def test_a_lake_has_one_writer(tmp_path):

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cut_record import CutRecord, records
+from pyspark_tidemark.lake.cut_record import CutRecord, Shown, records, shown_by
 from pyspark_tidemark.lake.databases.database import Database, explained
 from pyspark_tidemark.lake.manifest import SINGLE_TABLES, check_follows
 
@@ -126,6 +126,14 @@ class DatabaseManifest:
                 cuts = records(row[0] for row in cursor.fetchall())
             self._connection.commit()
         return cuts
+
+    def each_cut(self) -> Iterator[CutRecord]:
+        """See `Manifest`."""
+        yield from self.cuts()
+
+    def shown(self) -> dict[str, Shown]:
+        """See `Manifest`."""
+        return shown_by(self.cuts())
 
     def tidy(self, horizon: datetime) -> None:
         """Once in `_TIDY_EVERY_CUTS`, remove cuts from before `horizon`, but never the newest."""

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_items
-from pyspark_tidemark.lake.cut_record import CutRecord, records, rolled
+from pyspark_tidemark.lake.cut_record import CutRecord, Shown, records, rolled, shown_by
 from pyspark_tidemark.lake.iceberg.catalog import Catalog, Send
 from pyspark_tidemark.lake.iceberg.files import read_columns, write_rows
 from pyspark_tidemark.lake.iceberg.java_catalog import Together, commit_exactly
@@ -175,6 +175,22 @@ class CatalogManifest:
         """See `Manifest`."""
         return _cuts(self._catalog, self._current())
 
+    def each_cut(self) -> Iterator[CutRecord]:
+        """See `Manifest`."""
+        table = self._current()
+        storage = self._catalog.storage(table)
+        for file in _files(self._catalog, table):
+            yield from _read(storage, [file])
+
+    def shown(self) -> dict[str, Shown]:
+        """See `Manifest`."""
+        table = self._current()
+        files = _files(self._catalog, table)
+        # The first cut of a file of many names all tables.
+        many = [place for place, file in enumerate(files) if _is_rolled_up(file)]
+        newest = files[many[-1] if many else 0 :]
+        return shown_by(_read(self._catalog.storage(table), newest))
+
     def tidy(self, horizon: datetime) -> None:
         """Once in `_ROLL_UP_CUTS`, put their files into one, forget files from before `horizon`,
         and the snapshots of the steps.
@@ -184,8 +200,8 @@ class CatalogManifest:
         self._since_tidied = 0
         table = self._current()
         storage, files = self._catalog.storage(table), _files(self._catalog, table)
-        single = [file for file in files if int(file.recordCount()) < _ROLL_UP_CUTS]
-        older = [file for file in files if int(file.recordCount()) >= _ROLL_UP_CUTS]
+        single = [file for file in files if not _is_rolled_up(file)]
+        older = [file for file in files if _is_rolled_up(file)]
         replaced = [*single, *self._outdated(older, horizon)]
         new = rolled(_read(storage, older[-1:]), _read(storage, single))
         self._step(lambda transaction: self._rewrite(transaction, replaced, new), self._state)
@@ -341,6 +357,10 @@ def _nothing(transaction: Any) -> Any:
 def _files(catalog: Catalog, table: Any) -> list[Any]:
     """The data files, in the order of their cuts."""
     return sorted(catalog.files(table), key=lambda file: int(file.dataSequenceNumber()))
+
+
+def _is_rolled_up(file: Any) -> bool:
+    return int(file.recordCount()) >= _ROLL_UP_CUTS
 
 
 def _cuts(catalog: Catalog, table: Any) -> list[CutRecord]:

@@ -11,7 +11,7 @@ from datetime import datetime
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cut_record import CutRecord
+from pyspark_tidemark.lake.cut_record import CutRecord, Shown, shown_by
 from pyspark_tidemark.lake.kafka.canal import CanalJson
 from pyspark_tidemark.lake.kafka.client import Clients
 from pyspark_tidemark.lake.kafka.debezium import DebeziumJson
@@ -84,6 +84,14 @@ class KafkaManifest:
     def cuts(self) -> list[CutRecord]:
         """The newest one only: a log is read from where its consumer is."""
         return [] if self.last is None else [self.last]
+
+    def each_cut(self) -> Iterator[CutRecord]:
+        """See `Manifest`."""
+        yield from self.cuts()
+
+    def shown(self) -> dict[str, Shown]:
+        """See `Manifest`."""
+        return shown_by(self.cuts())
 
     def tidy(self, horizon: datetime) -> None:
         """Do nothing: the brokers remove what is old, as the topic's settings say."""
