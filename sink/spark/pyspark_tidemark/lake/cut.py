@@ -18,14 +18,20 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, SliceEndpoint, TableMeta
 from pyspark_tidemark.lake.barrier import Barrier, BarrierResult
 from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, covered, versions_at
+from pyspark_tidemark.lake.cut_record import (
+    CutRecord,
+    Shown,
+    TableCut,
+    after_statements,
+    covered,
+)
 from pyspark_tidemark.lake.failure import in_table, named
 from pyspark_tidemark.lake.format import SOFT_DELETE
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.soft_delete import MarkedTables
-from pyspark_tidemark.lake.target import Target, path_part
+from pyspark_tidemark.lake.target import Target, VersionedTarget, path_part
 
 _logger = logging.getLogger(__name__)
 _OFFER_WAIT_MS = 10_000
@@ -82,6 +88,8 @@ class CutApplier:
         self._altered: set[str] = set()
         self._fitted: dict[str, tuple[TableMeta, TableMeta]] = {}
         self._positions: dict[str, int] = {}
+        self._unchecked: dict[str, Shown] | None = None
+        """What the newest cut shows of the tables that this job has not looked at yet."""
 
     @property
     def applied_ts(self) -> int:
@@ -105,6 +113,7 @@ class CutApplier:
         end_ts, planned = self._planned(start_ts, self._manifest.announce(start_ts, cut.end_ts))
         barrier_result = self._cross_barrier(start_ts, last)
         self._forget(barrier_result)
+        self._follow_names(barrier_result)
         applied = tuple(self._apply_tables(barrier_result, start_ts, end_ts, planned))
         record = CutRecord(
             changefeed=self._name,
@@ -168,6 +177,17 @@ class CutApplier:
             self._positions.pop(name, None)
             self._fitted.pop(name, None)
 
+    def _follow_names(self, barrier_result: BarrierResult) -> None:
+        """Give tables that have yet to be looked at the names that they have above a barrier."""
+        if self._unchecked is None:
+            self._unchecked = {} if self._manifest.last is None else self._manifest.shown()
+        self._unchecked = after_statements(
+            self._unchecked, barrier_result.dropped, barrier_result.renamed
+        )
+        # One that a DDL made anew is not there after a job died between the two.
+        for name in barrier_result.recreated:
+            self._unchecked.pop(name, None)
+
     def _planned(self, start_ts: int, end_ts: int) -> tuple[int, Sequence[SliceEndpoint]]:
         """Where the cut ends, and what is in it; before anything is changed for it.
 
@@ -206,10 +226,6 @@ class CutApplier:
             )
         first = self._manifest.last is None
         names = sorted(tables if first else slices.keys() | barrier_result.changed)
-        for name in names:
-            # One that a DDL made anew is not there, either, after a job died between the two.
-            if name not in barrier_result.recreated:
-                self._check_moved(tables[name])
         work = [
             (tables[name], (start_ts, end_ts), slices.get(name, []), name in barrier_result.emptied)
             for name in names
@@ -231,6 +247,7 @@ class CutApplier:
         position = self._positions.get(table.name)
         if position is None:
             position = self._target.position(table)
+            self._check_continues(table, position)
         # An earlier try has applied the cut to this table.
         if position is not None and position >= end_ts:
             self._positions[table.name] = position
@@ -262,22 +279,35 @@ class CutApplier:
             table.name, applied.rows, applied.version, applied.checksum, applied.replaced or None
         )
 
-    def _check_moved(self, table: TableMeta) -> None:
-        """Refuse to begin a table anew that an earlier version wrote under its name without
-        escapes.
+    def _check_continues(self, table: TableMeta, position: int | None) -> None:
+        """See that a table which the newest cut shows is there, as it was then.
+
+        Raises:
+            SourceError: ErrTableRemoved, ErrTableRolledBack; ErrTableMoved, an earlier version
+                wrote it under its name without escapes.
         """
-        name, parts = table.name, table.name.partition(".")[::2]
-        if tuple(map(path_part, parts)) == parts or self._manifest.last is None:
+        assert self._unchecked is not None
+        shown = self._unchecked.pop(table.name, None)
+        if shown is None or not isinstance(self._target, VersionedTarget):
             return
-        if name in self._positions or self._target.position(table) is not None:
+        if position is not None:
+            self._target.check_continues(table, shown)
             return
-        if name not in versions_at(self._manifest.cuts(), self.applied_ts):
-            return
+        parts = table.name.partition(".")[::2]
+        place = tuple(map(path_part, parts))
+        if place != parts:
+            raise SourceError(
+                "ErrTableMoved",
+                f"the lake has the table {table.name}, but not at {'/'.join(place)}, where names "
+                "like this lie since this version: move its directory there, or start a new "
+                "changefeed and target",
+            )
+        # Made anew, it would have the changes from here on and no row of before.
         raise SourceError(
-            "ErrTableMoved",
-            f"the lake has the table {name}, but not at {'/'.join(map(path_part, parts))}, where "
-            "names like this lie "
-            "since this version: move its directory there, or start a new changefeed and target",
+            "ErrTableRemoved",
+            f"the lake's newest cut has the table {table.name} (version {shown.version}), and "
+            "somebody else has removed it: bring it back as it was, then start the job again; or "
+            "create a new changefeed with a new target",
         )
 
     def _fitting(self, table: TableMeta, position: int | None) -> TableMeta:
@@ -334,7 +364,7 @@ def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord 
             "delivered again; where that is refused, because they are no longer kept, create a "
             "new changefeed with a new target",
         )
-    ended = _ended_tables(manifest, last, described)
+    ended = _ended_tables(manifest, described)
     while last.end_ts < checkpoint_ts:
         start_ts, end_ts = last.end_ts, manifest.announce(last.end_ts, checkpoint_ts)
         if end_ts > checkpoint_ts:
@@ -360,13 +390,11 @@ def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord 
     return last
 
 
-def _ended_tables(
-    manifest: Manifest, last: CutRecord, described: ChangefeedMeta
-) -> tuple[str, ...]:
+def _ended_tables(manifest: Manifest, described: ChangefeedMeta) -> tuple[str, ...]:
     """Tables of the lake that the changefeed does not have any more;
     what happened to them was skipped.
     """
-    return tuple(sorted(versions_at(manifest.cuts(), last.end_ts).keys() - described.tables.keys()))
+    return tuple(sorted(manifest.shown().keys() - described.tables.keys()))
 
 
 def _result(name: str, writing: "Future[TableCut]") -> TableCut:

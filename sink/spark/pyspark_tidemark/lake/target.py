@@ -21,6 +21,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, Ddl, TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.cut_record import Shown
 from pyspark_tidemark.lake.format import ROW_MODES
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.registry import find_format
@@ -140,6 +141,18 @@ class Target(Protocol):
 
 
 @runtime_checkable
+class VersionedTarget(Protocol):
+    """What a target offers besides whose tables have versions that others may take back."""
+
+    def check_continues(self, table: TableMeta, shown: Shown) -> None:
+        """See that a table which is there has all that the newest cut shows of it.
+
+        Raises:
+            SourceError: ErrTableRolledBack, somebody else has put an older state of it there.
+        """
+
+
+@runtime_checkable
 class StatementTarget(Protocol):
     """What a target offers besides that holds DDL statements themselves, as a log does."""
 
@@ -224,6 +237,18 @@ def open_connector(lake_format: str) -> LakeConnector:
         )
     connector: LakeConnector = record.implementation()()
     return connector
+
+
+def rolled_back(table: str, way_back: str) -> SourceError:
+    """The error for a table that shows less than the newest cut; `way_back` says how what is
+    missing can be had again.
+    """
+    return SourceError(
+        "ErrTableRolledBack",
+        f"{table} lacks changes that the lake's newest cut has: somebody else has rolled it back, "
+        f"restored a copy, or made it anew. {way_back}, then start the job again; if what is "
+        "missing is gone, create a new changefeed with a new target",
+    )
 
 
 def no_reading(lake_format: str) -> SourceError:

@@ -7,7 +7,14 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import without, written
-from pyspark_tidemark.lake.delta.log import Listing, commit_info, creation, fence, replayed
+from pyspark_tidemark.lake.delta.log import (
+    Listing,
+    commit_info,
+    creation,
+    fence,
+    replayed,
+    takes_back,
+)
 from pyspark_tidemark.lake.keys import Kept
 from pyspark_tidemark.lake.schema import SchemaChange
 
@@ -121,3 +128,24 @@ def test_a_change_that_is_made_already_commits_nothing(table):
     ]
     assert {"columnMapping", "typeWidening"} < {*known.protocol["readerFeatures"]}
     assert evolved(known.metadata, known.protocol, SchemaChange(ids=ids)) == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "parameters", "is_back"),
+    [
+        ("RESTORE", {"version": 6, "timestamp": None}, True),
+        ("RESTORE", {"version": "6"}, True),
+        ("RESTORE", {"version": 7, "timestamp": None}, False),
+        ("RESTORE", {"version": None, "timestamp": "2026-01-01"}, True),
+        ("RESTORE", None, True),
+        ("CREATE OR REPLACE TABLE AS SELECT", {}, True),
+        ("REPLACE TABLE", {}, True),
+        ("OPTIMIZE", {}, None),
+        ("WRITE", {"mode": "Append"}, None),
+        ("CUT", {"end_ts": "5"}, None),
+    ],
+)
+def test_a_commit_says_whether_it_takes_back_what_a_version_shows(operation, parameters, is_back):
+    info = {"operation": operation, "operationParameters": parameters}
+    assert takes_back([{"protocol": {}}, {"commitInfo": info}], 7) is is_back
+    assert takes_back([{"protocol": {}}], 7) is None

@@ -20,7 +20,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import reduce
@@ -345,6 +345,48 @@ def committed_at(log: Any, classes: Any, version: int) -> datetime | None:
             raise
         return None
     return datetime.fromtimestamp(status.getModificationTime() / 1000, UTC)
+
+
+def commits_between(
+    log: Any, classes: Any, first: int, last: int
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """The actions of the versions from `first` to `last`, oldest first; without those that the log
+    does not have any more.
+    """
+    for version in range(first, last + 1):
+        path = classes.org.apache.hadoop.fs.Path(log.logPath(), _commit_name(version))
+        try:
+            text = str(log.store().read(path, log.newDeltaHadoopConf()).mkString("\n"))
+        except Py4JJavaError as err:
+            if "FileNotFoundException" not in str(err.java_exception.getClass().getName()):
+                raise
+            continue
+        # Not `splitlines`: a text may hold what ends a line to Python, and not to JSON.
+        yield version, [json.loads(line) for line in text.split("\n") if line]
+
+
+def takes_back(actions: Iterable[Mapping[str, Any]], version: int) -> bool | None:
+    """Whether a commit after `version` takes back what that one shows; None: it says nothing of it.
+    Pure.
+    """
+    infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
+    info: Mapping[str, Any] = infos[0] if infos else {}
+    operation, parameters = str(info.get("operation", "")), info.get("operationParameters") or {}
+    if operation == "RESTORE":
+        restored = str(parameters.get("version"))
+        # By time: which version that was is not said.
+        return not restored.isdecimal() or int(restored) < version
+    return True if operation.startswith(("CREATE OR REPLACE", "REPLACE TABLE")) else None
+
+
+def commit_file(table: str, version: int) -> int | None:
+    """What tells the file of a version, of a table in a directory, from another one that is put in
+    its place; None: there is none.
+    """
+    try:
+        return (Path(table) / _LOG / _commit_name(version)).stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def commit_info(operation: str, parameters: Mapping[str, str], read_version: int) -> dict[str, Any]:

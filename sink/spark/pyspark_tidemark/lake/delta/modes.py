@@ -164,7 +164,7 @@ class Upsert:
             f"s._op <> '{DELETE}' THEN INSERT ({', '.join(columns)}) VALUES "
             f"({', '.join(f's.{column}' for column in columns)})"
         )
-        with self._tables.fenced(changes) as session:
+        with self._tables.fenced(changes, is_repeatable=True) as session:
             session.sql(statement)
             # The view may hold the rows of the cut.
             session.catalog.dropTempView("changes")

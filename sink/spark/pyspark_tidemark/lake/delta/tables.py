@@ -32,8 +32,10 @@ from pyspark_tidemark.lake.delta.log import (
     VECTORS,
     Listing,
     commit,
+    commit_file,
     commit_info,
     commit_on_disk,
+    commits_between,
     committed_at,
     creation,
     fence,
@@ -43,9 +45,10 @@ from pyspark_tidemark.lake.delta.log import (
     replayed,
     settle,
     settle_checkpoint,
+    takes_back,
     version_of,
 )
-from pyspark_tidemark.lake.target import table_path
+from pyspark_tidemark.lake.target import rolled_back, table_path
 
 # Of plans over a few thousand rows, which cost more to compile than to interpret.
 _FEW_ROWS_SETTINGS = {
@@ -82,6 +85,10 @@ class DeltaTables:
         self._listings: dict[str, Listing | None] = {}
         self._positioned = set[str]()
         """The tables that were asked for their positions, in this life of the job."""
+        self._newest: dict[str, int] = {}
+        """The newest version of each table that is known to go on from what the cuts show."""
+        self._commit_files: dict[str, tuple[int, int | None]] = {}
+        """A version of each table, and what tells its file in the log from another one."""
         self._lock = threading.Lock()
         self._checkpoints = Checkpoints(spark, self._checkpoint)
         self.inserted = Inserted()
@@ -128,6 +135,8 @@ class DeltaTables:
         path = self._classes.org.apache.hadoop.fs.Path(self.path(name))
         self._deltas.invalidateCache(self._spark._jsparkSession, path)  # noqa: SLF001 - Delta has no Python call for a table's transactions
         self._listings.pop(name, None)
+        self._newest.pop(name, None)
+        self._commit_files.pop(name, None)
         self._checkpoints.forget(name)
 
     @property
@@ -145,6 +154,25 @@ class DeltaTables:
         """The newest Delta version; -1 if there is no table."""
         current = self._listings.get(name)
         return int(self.snapshot(name).version()) if current is None else current.version
+
+    def check_continues(self, name: str, version: int) -> None:
+        """See that the table shows what it showed at `version`, or what came after that.
+
+        Raises:
+            SourceError: ErrTableRolledBack.
+        """
+        newest = self.version(name)
+        taken_back = newest < version
+        log = self._log(name)
+        for _, actions in commits_between(log, self._classes, version + 1, newest):
+            # The last one counts: what was taken back may have been restored.
+            said = takes_back(actions, version)
+            taken_back = taken_back if said is None else said
+        if taken_back:
+            raise rolled_back(
+                name, f"RESTORE TABLE {self.sql_name(name)} TO VERSION AS OF {version}"
+            )
+        self._newest[name] = max(newest, self._newest.get(name, newest))
 
     def committed_at(self, name: str, version: int) -> datetime | None:
         """When a version was written; None: the log does not go back so far."""
@@ -231,7 +259,7 @@ class DeltaTables:
     def _write(
         self, changes: Changes, frame: DataFrame, options: Mapping[str, str], mode: str = "append"
     ) -> None:
-        with self.fenced(changes):
+        with self.fenced(changes, is_repeatable=mode == "overwrite"):
             frame.write.format("delta").mode(mode).options(**options).save(
                 self.path(changes.table.name)
             )
@@ -285,6 +313,8 @@ class DeltaTables:
             current = self._listings[name] = replayed(path) or listing(
                 self._spark, self.snapshot(name), path
             )
+            if current is not None:
+                self._commit_files[name] = current.version, commit_file(path, current.version)
         return current
 
     def forget_listing(self, name: str) -> None:
@@ -305,7 +335,15 @@ class DeltaTables:
             current = self.listing(name)
             if current is None:
                 return False
-            if self.commit(changes, current, made(current)):
+            try:
+                actions = made(current)
+            except FileNotFoundError:
+                # Of a table that was removed, or restored from a copy.
+                self.forget_listing(name)
+                self.check_continues(name, current.version)
+                self.position(name)
+                raise
+            if self.commit(changes, current, actions):
                 return True
         raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
 
@@ -339,16 +377,29 @@ class DeltaTables:
 
     def _put(self, name: str, current: Listing, actions: Actions) -> bool:
         version = current.version + 1
-        if not self._commit(name, version, actions):
+        if not self._follows(name, current.version) or not self._commit(name, version, actions):
             self._listings.pop(name, None)
+            if current.version >= 0:
+                self.check_continues(name, current.version)
             return False
         self._listings[name] = current.after(actions)
+        self._newest[name] = version
+        self._commit_files[name] = version, commit_file(self.path(name), version)
         self._checkpoints.committed(name, version)
         return True
 
     def _commit(self, name: str, version: int, actions: Actions) -> bool:
         done = commit_on_disk(self.path(name), version, actions) if self._is_local else None
         return commit(self._log(name), self._classes, version, actions) if done is None else done
+
+    def _follows(self, name: str, version: int) -> bool:
+        """Whether the log still has the file of a version that was read or written here: a version
+        beside another table's log would belong to that table.
+        """
+        known, number = self._commit_files.get(name, (-1, None))
+        if known != version or number is None:
+            return True
+        return commit_file(self.path(name), version) == number
 
     @contextmanager
     def _settled(self, name: str) -> Iterator[None]:
@@ -368,8 +419,14 @@ class DeltaTables:
             settle_checkpoint(self.path(name), int(snapshot.version()))
 
     @contextmanager
-    def fenced(self, changes: Changes) -> Iterator[SparkSession]:
-        """The table's session, in which commits are Delta's transaction of this cut."""
+    def fenced(self, changes: Changes, *, is_repeatable: bool = False) -> Iterator[SparkSession]:
+        """The table's session, in which commits are Delta's transaction of this cut.
+
+        What `is_repeatable` leaves rows as they are that have its changes already.
+
+        Raises:
+            SourceError: ErrTableRolledBack, ErrTargetForeign.
+        """
         session = self.session(changes.table.name)
         settings = {f"{_FENCE}txnAppId": self._app_id, f"{_FENCE}txnVersion": str(changes.end_ts)}
         settings |= _FEW_ROWS_SETTINGS if changes.few else {}
@@ -378,12 +435,41 @@ class DeltaTables:
         try:
             with self._settled(changes.table.name):
                 yield session
+            self._check_alone(changes, is_repeatable=is_repeatable)
         finally:
             # Spark has committed, or may have. And the session's next statement may be no cut: a
             # transaction of this one would be skipped as done.
             self._listings.pop(changes.table.name, None)
             for name in settings:
                 session.conf.unset(name)
+
+    def _check_alone(self, changes: Changes, *, is_repeatable: bool) -> None:
+        """See that a cut that Spark has applied is on top of what was known of the table.
+
+        Raises:
+            SourceError: ErrTableRolledBack; ErrTargetForeign, a part of it is there twice.
+        """
+        name, known = changes.table.name, self._newest.get(changes.table.name)
+        self._listings.pop(name, None)
+        newest = self.version(name)
+        if known is not None and newest != known + 1:
+            self.check_continues(name, known)
+            between = commits_between(self._log(name), self._classes, known + 1, newest)
+            ends = [
+                int(action["txn"]["version"])
+                for _, actions in between
+                for action in actions
+                if action.get("txn", {}).get("appId") == self._app_id
+            ]
+            # Delta itself refuses the same cut, and a longer one. A shorter one, of a job that was
+            # given up for dead, is below what Spark has committed here.
+            if not is_repeatable and any(changes.start_ts < end < changes.end_ts for end in ends):
+                raise SourceError(
+                    "ErrTargetForeign",
+                    f"another job, which was taken for dead, has written changes of this cut to "
+                    f"{name}, and they are there twice: start a new changefeed and target",
+                )
+        self._newest[name] = newest
 
 
 def identified(frame: DataFrame, ids: Mapping[str, int]) -> DataFrame:

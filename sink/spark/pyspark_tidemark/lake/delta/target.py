@@ -13,6 +13,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.columns import internal, quoted
+from pyspark_tidemark.lake.cut_record import Shown
 from pyspark_tidemark.lake.delta import evolution
 from pyspark_tidemark.lake.delta.maintenance import Maintenance
 from pyspark_tidemark.lake.delta.modes import Append, History, Upsert, Writer
@@ -81,6 +82,10 @@ class DeltaTarget:
         check_key(table, self._mode)
         check_held(table, self._mode, "delta")
         return self._tables.position(table.name)
+
+    def check_continues(self, table: TableMeta, shown: Shown) -> None:
+        """By versions, and by what those after it say of themselves; see `VersionedTarget`."""
+        self._tables.check_continues(table.name, shown.version)
 
     def version(self, table: TableMeta) -> int:
         """The newest Delta version."""

@@ -31,7 +31,7 @@ from pyspark_tidemark.lake.iceberg.java_files import Committed, CutFiles, JavaFi
 from pyspark_tidemark.lake.iceberg.storage import Storage, storage_of
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
 from pyspark_tidemark.lake.ranges import Bounds
-from pyspark_tidemark.lake.target import path_part
+from pyspark_tidemark.lake.target import path_part, rolled_back
 
 APP, CUT = "cdc.app", "cdc.cut"
 TABLE = "tidemark.table"
@@ -101,11 +101,15 @@ class Catalog:
         """The same of a table that was there, and that may be dropped while it is worked on.
 
         Raises:
-            SourceError: ErrTableNotFound, and those of `load`.
+            SourceError: ErrTableRemoved, and those of `load`.
         """
         table = self.load(name)
         if table is None:
-            raise SourceError("ErrTableNotFound", f"the table {name} is not there any more")
+            raise SourceError(
+                "ErrTableRemoved",
+                f"somebody else has removed the table {name}: bring it back as it was, then start "
+                "the job again; or create a new changefeed with a new target",
+            )
         return table
 
     def create(self, name: str, schema: Any, key: Sequence[str]) -> Any:
@@ -197,8 +201,16 @@ class Catalog:
 
         Raises:
             SourceError: ErrTargetForeign, the table was not made by this changefeed, or somebody
-                else has written to it and what was there before is gone; ErrNameUnsupported.
+                else has written to it and what was there before is gone; ErrTableRolledBack;
+                ErrNameUnsupported.
         """
+        cut, recorded = self._shown_cut(table, name), _recorded_cut(table)
+        # Properties stay as they are when a table is rolled back to an older snapshot.
+        if recorded is not None and (cut is None or cut < recorded):
+            raise rolled_back(name, f"Set its current snapshot to one whose {CUT} is {recorded}")
+        return cut
+
+    def _shown_cut(self, table: Any, name: str) -> int | None:
         self.check_own(table, name)
         # Only snapshots of ours carry the cut on: behind one of somebody else's it is looked for.
         snapshot = table.currentSnapshot()
@@ -211,7 +223,7 @@ class Catalog:
                 return None
             snapshot = table.snapshot(parent)
             if snapshot is None:
-                return _recorded_cut(table, name)
+                return _only_recorded(table, name)
         return None
 
     def newest_cut(self, table: Any) -> set[int]:
@@ -463,14 +475,19 @@ class Catalog:
         )
 
 
-def _recorded_cut(table: Any, name: str) -> int:
+def _recorded_cut(table: Any) -> int | None:
+    recorded = table.properties().get(NEWEST_CUT)
+    return None if recorded is None else int(recorded)
+
+
+def _only_recorded(table: Any, name: str) -> int:
     """The cut of a table whose newest snapshot is somebody else's, and the ones before it expired,
     or hidden: some catalogs show the newest one only.
 
     Raises:
         SourceError: ErrTargetForeign, it is not recorded, as by earlier versions.
     """
-    recorded = table.properties().get(NEWEST_CUT)
+    recorded = _recorded_cut(table)
     if recorded is None:
         # As if there were no cut, changes would be applied a second time.
         raise SourceError(
@@ -479,4 +496,4 @@ def _recorded_cut(table: Any, name: str) -> int:
             "more which changes it has: roll it back to a snapshot of this changefeed, or start a "
             "new changefeed and target",
         )
-    return int(recorded)
+    return recorded

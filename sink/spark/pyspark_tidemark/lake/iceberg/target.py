@@ -23,11 +23,12 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
 from pyspark_tidemark.lake.columns import map_in_arrow, quoted
+from pyspark_tidemark.lake.cut_record import Shown
 from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.fold import FIRST_OP, fold, fold_frame, met_keys
 from pyspark_tidemark.lake.format import APPEND, ROW_MODES, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.hadoop import remove
-from pyspark_tidemark.lake.iceberg.catalog import Catalog, Send
+from pyspark_tidemark.lake.iceberg.catalog import CUT, Catalog, Send
 from pyspark_tidemark.lake.iceberg.evolution import (
     add_filled,
     begin_anew,
@@ -55,7 +56,13 @@ from pyspark_tidemark.lake.iceberg.types import key_fields, storable
 from pyspark_tidemark.lake.iceberg.vectors import Mask
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.ranges import any_near
-from pyspark_tidemark.lake.schema import SchemaChange, check_key, fitted, lake_schema
+from pyspark_tidemark.lake.schema import (
+    SchemaChange,
+    check_key,
+    fitted,
+    lake_columns,
+    lake_schema,
+)
 from pyspark_tidemark.lake.target import (
     Applied,
     Health,
@@ -64,6 +71,7 @@ from pyspark_tidemark.lake.target import (
     Repair,
     StoredTable,
     Target,
+    rolled_back,
     table_path,
 )
 
@@ -95,6 +103,8 @@ class IcebergTarget:
         self._shown = ShownFiles(self._catalog, self._key_ranges.bounds_of)
         self._inserted = Inserted(self._catalog, self._shown)
         self._masking = Masking(self._catalog, self._shown) if deletion_vectors else None
+        self._cuts: dict[str, int] = {}
+        """The cut that each table had when it was last looked at."""
         self.together: Together | None = None
         """Where cuts of tables wait for the manifest's commit; None: each commits by itself."""
         self._committing = threading.Lock()
@@ -121,7 +131,41 @@ class IcebergTarget:
             return None
         # A job that died has perhaps committed it, and not yet made it durable.
         self._catalog.settle(stored)
-        return self._catalog.position(stored, table.name)
+        return self._position(stored, table.name)
+
+    def check_continues(self, table: TableMeta, shown: Shown) -> None:
+        """The current snapshot must come from the one that the cut names; see `VersionedTarget`.
+
+        Where somebody else has expired that one, the current one must tell a cut that is not older.
+        """
+        stored = self._catalog.existing(table.name)
+        snapshot = stored.currentSnapshot()
+        while snapshot is not None and int(snapshot.snapshotId()) != shown.version:
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else stored.snapshot(parent)
+        if snapshot is not None:
+            return
+        is_older = (self._position(stored, table.name) or 0) < shown.since_ts
+        # A catalog may hide all snapshots but the current one.
+        if stored.snapshot(shown.version) is not None or (is_older and not self._catalog.is_named):
+            raise rolled_back(
+                table.name, f"Set its current snapshot to {shown.version} or one that follows it"
+            )
+
+    def _position(self, stored: Any, name: str) -> int | None:
+        """The cut that a table has, which never goes back.
+
+        Raises:
+            SourceError: ErrTableRolledBack, and those of `Catalog.position`.
+        """
+        position = self._catalog.position(stored, name)
+        if (position or 0) < self._cuts.get(name, 0):
+            raise rolled_back(
+                name, f"Set its current snapshot to one whose {CUT} is {self._cuts[name]}"
+            )
+        if position is not None:
+            self._cuts[name] = position
+        return position
 
     def version(self, table: TableMeta) -> int:
         """The current snapshot's id."""
@@ -152,7 +196,7 @@ class IcebergTarget:
         """Write the files, then commit them; also without rows, if the table has no snapshot yet
         or is emptied.
         """
-        return self._apply(self._catalog.load(changes.table.name), changes)
+        return self._apply(self._catalog.existing(changes.table.name), changes)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """One commit with all steps and a snapshot that has the new schema;
@@ -220,6 +264,7 @@ class IcebergTarget:
             else:
                 remove(self._spark, table_path(self._root, table.name))
         self._forget(table.name)
+        self._cuts.pop(table.name, None)
         self._maintenance.forget(table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
@@ -260,6 +305,7 @@ class IcebergTarget:
         key = self._key(changes.table)
         key_ranges = self._key_ranges.ranges(changes.table.name, table, key)
         layout = self._catalog.layout(table, key, key_ranges)
+        self._check_columns(changes.table, layout)
         written, masks, replaced = self._written(table, changes, layout)
         if written or masks.vectors or changes.emptied or table.currentSnapshot() is None:
             table = self._commit(table, changes, written, masks)
@@ -270,6 +316,21 @@ class IcebergTarget:
             counted.rows, int(table.currentSnapshot().snapshotId()), counted.checksum, replaced
         )
 
+    def _check_columns(self, table: TableMeta, layout: Layout) -> None:
+        """See that nobody else has changed the columns since the cut began.
+
+        Raises:
+            SourceError: ErrTargetSchema.
+        """
+        there, ours = ({*names} for names in (layout.arrow.names, lake_columns(table, self._mode)))
+        if there != ours:
+            raise SourceError(
+                "ErrTargetSchema",
+                f"{table.name} has other columns than the changefeed's "
+                f"({', '.join(sorted(there ^ ours))}); somebody else changed it: undo that, choose "
+                "another --target, or use --schema-evolution ignore",
+            )
+
     def _commit(self, table: Any, changes: Changes, written: list[Written], masks: CutMasks) -> Any:
         """Commit the files, or let them wait for the cut's commit; returns the table with them."""
         name, key = changes.table.name, self._key(changes.table)
@@ -277,7 +338,7 @@ class IcebergTarget:
             # Read from what the transaction begins with: a commit between our look at the position
             # and this one makes ours fail (`java_catalog.commit_exactly`), or is seen here.
             transaction = self._catalog.begin(table)
-            position = self._catalog.position(transaction.table(), name)
+            position = self._position(transaction.table(), name)
             # Beyond the start is also a shorter or a longer cut, whose changes would come twice.
             if position is not None and position > changes.start_ts:
                 raise SourceError(

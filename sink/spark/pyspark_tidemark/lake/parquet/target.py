@@ -38,6 +38,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes, Counted
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
+from pyspark_tidemark.lake.cut_record import Shown
 from pyspark_tidemark.lake.files import Files, LocalFiles, file_system, sync, sync_place
 from pyspark_tidemark.lake.format import APPEND
 from pyspark_tidemark.lake.hadoop import HadoopFiles, move, remove
@@ -51,6 +52,7 @@ from pyspark_tidemark.lake.target import (
     StoredTable,
     Target,
     check_replaceable,
+    rolled_back,
     table_path,
 )
 
@@ -85,6 +87,11 @@ class Changelog(ABC):
     def version(self, table: TableMeta) -> int:
         """The newest cut."""
         return self.position(table) or 0
+
+    def check_continues(self, table: TableMeta, shown: Shown) -> None:
+        """By the newest cut that is there; see `VersionedTarget`."""
+        if self.version(table) < shown.version:
+            raise rolled_back(table.name, f"Bring back the directories up to {CUT}{shown.version}")
 
     def schema(self, table: TableMeta) -> Any:
         """That of the newest cut, or of the table that has taken the name since."""
