@@ -22,7 +22,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -222,13 +222,21 @@ class Application:
             process = self._process
             if process is None or self._closed:
                 raise LakeJobError("[TM:ErrSparkLost] the Spark application was ended", 1)
-            assert process.stdin is not None
-            process.stdin.write(json.dumps({"changefeed": changefeed}).encode() + b"\n")
-            answer = await self._answer(process)
+            answer = await self._ask(process, {"changefeed": changefeed})
         return {
             "PYSPARK_GATEWAY_PORT": str(answer["port"]),
             "PYSPARK_GATEWAY_SECRET": str(answer["secret"]),
         }
+
+    async def close_gateway(self, changefeed: str) -> None:
+        """Close the gateway of a changefeed whose job has ended and does not start again."""
+        async with self._asking:
+            process = self._process
+            if process is None or process.returncode is not None or self._closed:
+                return
+            # One that is gone has no gateways any more.
+            with suppress(LakeJobError, OSError):
+                await self._ask(process, {"changefeed": changefeed, "ended": True})
 
     async def kill(self) -> None:
         """End it at once, with whatever it is at; the next job that asks starts another one."""
@@ -262,6 +270,11 @@ class Application:
             await self.kill()
         await self._answer(process)
         _log.info("Spark application started", pid=process.pid)
+
+    async def _ask(self, process: Process, document: dict[str, Any]) -> dict[str, Any]:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(document).encode() + b"\n")
+        return await self._answer(process)
 
     async def _answer(self, process: Process) -> dict[str, Any]:
         assert process.stdout is not None

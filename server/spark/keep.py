@@ -226,6 +226,7 @@ class LakeJobSupervisor:
         for changefeed in (self._jobs.keys() - sink_uris.keys()) | resumed | updated:
             self._ended.pop(changefeed, None)
             await self._jobs.pop(changefeed).drain()
+            await self._application.close_gateway(changefeed)
         new = sink_uris.keys() - self._jobs.keys()
         endpoint = await self._flight_endpoint() if new else ""
         for changefeed in new:

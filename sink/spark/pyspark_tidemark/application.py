@@ -5,7 +5,8 @@ its own, comes in through a gateway of its own (py4j), and has a session of its 
 fails ends no other one, while the JVM, its classes and Spark's threads are there once.
 
 It says `{"ready": true}` when Spark has started. For each line `{"changefeed": …}` on standard
-input it opens a gateway, and says `{"port", "secret"}`. It ends when standard input does.
+input it opens a gateway, and says `{"port", "secret"}`; for `{"changefeed": …, "ended": true}` it
+closes that one, and says `{"closed"}`, whether there was one. It ends when standard input does.
 """
 
 import argparse
@@ -113,14 +114,20 @@ class Gateways:
 
     def opened(self, changefeed: str) -> dict[str, Any]:
         """A new gateway; that of the changefeed's job before is closed."""
-        if (before := self._servers.pop(changefeed, None)) is not None:
-            before.shutdown()
+        self.close(changefeed)
         jvm: Any = self._spark._jvm  # noqa: SLF001 - PySpark has no call for it
         conf = self._spark.sparkContext._jsc.sc().conf()  # noqa: SLF001
         server = jvm.org.apache.spark.api.python.Py4JServer(conf)
         server.start()
         self._servers[changefeed] = server
         return {"port": server.getListeningPort(), "secret": server.secret()}
+
+    def close(self, changefeed: str) -> bool:
+        """Close the gateway of a changefeed; False: it has none."""
+        server = self._servers.pop(changefeed, None)
+        if server is not None:
+            server.shutdown()
+        return server is not None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -150,7 +157,12 @@ def serve(gateways: Gateways, asked: IO[str], out: IO[str]) -> None:
     """Answer until `asked` ends."""
     write_line(out, {"ready": True})
     for line in asked:
-        write_line(out, gateways.opened(str(json.loads(line)["changefeed"])))
+        document: dict[str, Any] = json.loads(line)
+        changefeed = str(document["changefeed"])
+        if document.get("ended"):
+            write_line(out, {"closed": gateways.close(changefeed)})
+        else:
+            write_line(out, gateways.opened(changefeed))
 
 
 def _parser() -> argparse.ArgumentParser:

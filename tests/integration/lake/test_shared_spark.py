@@ -2,11 +2,15 @@
 itself, whatever happens to another one.
 """
 
+import io
+import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
+from pyspark_tidemark.application import Gateways, serve
 from pyspark_tidemark.lake.reading import as_of_cut
 
 from tests.integration.capture.processes import running_cluster
@@ -38,6 +42,19 @@ def jvms(keeper):
 
 def job_of(keeper, changefeed):
     return next(iter(processes(keeper, f"--changefeed {changefeed} ")))
+
+
+def test_the_application_closes_the_gateway_of_a_changefeed_that_is_gone(spark):
+    """Each one that was removed left a server in the JVM that the others share."""
+    out, gateways = io.StringIO(), Gateways(spark)
+    ended = {"changefeed": "shop", "ended": True}
+    lines = "".join(json.dumps(line) + "\n" for line in ({"changefeed": "shop"}, ended, ended))
+    serve(gateways, io.StringIO(lines), out)
+    answers = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert answers[0] == {"ready": True}
+    assert answers[2:] == [{"closed": True}, {"closed": False}]
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", answers[1]["port"]), 10).close()
 
 
 def test_jobs_share_a_jvm_and_nothing_else(spark, postgres, tmp_path):

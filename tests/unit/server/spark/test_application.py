@@ -12,7 +12,12 @@ import json, os, sys
 open({starts!r}, "a").write("x")
 print(json.dumps({{"ready": True}}), flush=True)
 for line in sys.stdin:
-    asked = json.loads(line)["changefeed"]
+    document = json.loads(line)
+    asked = document["changefeed"]
+    if document.get("ended"):
+        open({starts!r} + ".closed", "a").write(asked)
+        print(json.dumps({{"closed": True}}), flush=True)
+        continue
     print(json.dumps({{"port": os.getpid(), "secret": "of " + asked}}), flush=True)
 """
 FAILING = """
@@ -38,6 +43,17 @@ async def test_each_job_gets_a_gateway_of_the_one_application(shared):
     answers = await asyncio.gather(*(shared.gateway(name) for name in ("a", "b", "c")))
     assert len({answer["PYSPARK_GATEWAY_PORT"] for answer in answers}) == 1
     assert [answer["PYSPARK_GATEWAY_SECRET"] for answer in answers] == ["of a", "of b", "of c"]
+    assert shared.starts() == 1
+
+
+async def test_the_gateway_of_a_changefeed_that_is_gone_is_closed(shared, tmp_path):
+    await shared.close_gateway("a")
+    assert shared.starts() == 0, "it is not started for that"
+    await asyncio.gather(*(shared.gateway(name) for name in ("a", "b")))
+    await shared.close_gateway("a")
+    assert (tmp_path / "starts.closed").read_text() == "a"
+    await shared.kill()
+    await shared.close_gateway("b")
     assert shared.starts() == 1
 
 

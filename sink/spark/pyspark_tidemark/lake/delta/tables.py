@@ -137,6 +137,9 @@ class DeltaTables:
         self._listings.pop(name, None)
         self._newest.pop(name, None)
         self._commit_files.pop(name, None)
+        with self._lock:
+            # In the JVM a session is some hundred KB of settings and catalogs.
+            self._sessions.pop(name, None)
         self._checkpoints.forget(name)
 
     @property
