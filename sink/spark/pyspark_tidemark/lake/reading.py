@@ -37,7 +37,7 @@ def as_of_cut(
     uri = _directory(target)
     cuts = kept_cuts(uri, changefeed, lambda: spark)
     at_ts = _newest_ts(cuts, ts)
-    tables = {name: table_frame(spark, uri, cuts, name, at_ts) for name in versions_at(cuts, at_ts)}
+    tables = _frames(spark, uri, cuts, at_ts)
     views = {name: name.replace(".", "_", 1) for name in tables}
     sharing = Counter(view.lower() for view in views.values())
     for name, frame in tables.items():
@@ -93,6 +93,22 @@ def table_frame(
     Raises:
         SourceError: ErrCutNotFound; ErrCutExpired.
     """
-    version = versions_at(cuts, ts)[name]
-    table = StoredTable(uri, cuts[-1].changefeed, renamed_since(cuts, name, ts))
-    return open_connector(uri.format).read(spark, table, version)
+    return _frames(spark, uri, cuts, ts, [name])[name]
+
+
+def _frames(
+    spark: SparkSession,
+    uri: SinkUri,
+    cuts: Sequence[CutRecord],
+    ts: int,
+    names: Sequence[str] | None = None,
+) -> dict[str, DataFrame]:
+    """Tables at a cut: those of the names, or all."""
+    versions = versions_at(cuts, ts)
+    # Looked through for each table, and an old lake has many cuts and few renames.
+    renaming = [cut for cut in cuts if cut.renamed]
+    connector, frames = open_connector(uri.format), {}
+    for name in versions if names is None else names:
+        table = StoredTable(uri, cuts[-1].changefeed, renamed_since(renaming, name, ts))
+        frames[name] = connector.read(spark, table, versions[name])
+    return frames

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import manifest as manifests
+from pyspark_tidemark.lake import reading
 from pyspark_tidemark.lake.cut_record import (
     CutRecord,
     TableCut,
@@ -19,6 +20,8 @@ from pyspark_tidemark.lake.cut_record import (
 )
 from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
+from pyspark_tidemark.lake.target import LakeConnector
+from pyspark_tidemark.sink_uri import SinkUri
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "lake_manifest_rolled_v1.json"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -252,6 +255,40 @@ def test_a_version_that_a_kept_cut_shows_is_kept_under_the_tables_newest_name(st
         for name, version in versions_at(cuts, 10 * number).items():
             newest = renamed_since(cuts, name, 10 * number)
             assert version in kept_versions(cuts, START + timedelta(minutes=horizon), newest)
+
+
+class Counted(list):
+    """Counts how often somebody goes through it."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return super().__iter__()
+
+
+class Names(LakeConnector):
+    """Says which version of which directory is read."""
+
+    def open_target(self, arguments, spark, manifest):
+        raise NotImplementedError
+
+    def read(self, spark, table, version):
+        return table.name, version
+
+
+def test_all_tables_of_a_lake_are_read_by_going_through_its_cuts_once_or_twice(monkeypatch):
+    """With 57,600 cuts and 1,000 tables two minutes went by before the first one was read."""
+    monkeypatch.setattr(reading, "open_connector", lambda lake_format: Names())
+    cuts = Counted([cut(1, *((f"b.t{number}", number) for number in range(100))), *HISTORY[1:]])
+    cuts[3] = cut(4, ("b.d", 3), renamed=(("b.t7", "b.d"),))
+    uri = SinkUri.parse("delta:///lake")
+    frames = reading._frames(None, uri, cuts, 30)
+    assert len(frames) == 102
+    assert frames["b.t7"] == ("b.d", 7)
+    assert frames["b.b"] == ("b.b", 2)
+    assert reading.table_frame(None, uri, cuts, "b.t8", 40) == ("b.t8", 8)
+    assert cuts.passes <= 4
 
 
 def test_records_of_older_jobs_have_no_checksum():

@@ -166,11 +166,11 @@ class DeltaTables:
         """
         newest = self.version(name)
         taken_back = newest < version
-        log = self._log(name)
-        for _, actions in commits_between(log, self._classes, version + 1, newest):
+        if newest > version:
             # The last one counts: what was taken back may have been restored.
-            said = takes_back(actions, version)
-            taken_back = taken_back if said is None else said
+            between = commits_between(self._log(name), self._classes, version + 1, newest)
+            said = [takes_back(actions, version) for _, actions in between]
+            taken_back = next((each for each in reversed(said) if each is not None), False)
         if taken_back:
             raise rolled_back(
                 name, f"RESTORE TABLE {self.sql_name(name)} TO VERSION AS OF {version}"
