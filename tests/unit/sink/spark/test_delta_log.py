@@ -10,10 +10,10 @@ from pyspark_tidemark.lake.delta.files import without, written
 from pyspark_tidemark.lake.delta.log import (
     Listing,
     commit_info,
+    continues,
     creation,
     fence,
     replayed,
-    takes_back,
 )
 from pyspark_tidemark.lake.keys import Kept
 from pyspark_tidemark.lake.schema import SchemaChange
@@ -130,22 +130,36 @@ def test_a_change_that_is_made_already_commits_nothing(table):
     assert evolved(known.metadata, known.protocol, SchemaChange(ids=ids)) == []
 
 
+def commits(*operations):
+    """Those after version 7, by what each says of itself."""
+    for number, (operation, restored) in enumerate(operations, 8):
+        info = {"operation": operation, "operationParameters": {"version": restored}}
+        yield number, [{"protocol": {}}, {"commitInfo": info}]
+
+
 @pytest.mark.parametrize(
-    ("operation", "parameters", "is_back"),
+    ("operations", "is_continued"),
     [
-        ("RESTORE", {"version": 6, "timestamp": None}, True),
-        ("RESTORE", {"version": "6"}, True),
-        ("RESTORE", {"version": 7, "timestamp": None}, False),
-        ("RESTORE", {"version": None, "timestamp": "2026-01-01"}, True),
-        ("RESTORE", None, True),
-        ("CREATE OR REPLACE TABLE AS SELECT", {}, True),
-        ("REPLACE TABLE", {}, True),
-        ("OPTIMIZE", {}, None),
-        ("WRITE", {"mode": "Append"}, None),
-        ("CUT", {"end_ts": "5"}, None),
+        ([], True),
+        ([("OPTIMIZE", None), ("WRITE", None), ("CUT", None)], True),
+        ([("RESTORE", 6)], False),
+        ([("RESTORE", "6"), ("WRITE", None)], False),
+        ([("RESTORE", 7)], True),
+        ([("WRITE", None), ("RESTORE", 6), ("RESTORE", 8)], True),
+        ([("RESTORE", 6), ("RESTORE", 8)], False),
+        ([("RESTORE", None)], False),
+        ([("CREATE OR REPLACE TABLE AS SELECT", None)], False),
+        ([("REPLACE TABLE", None), ("RESTORE", "7"), ("DELETE", None)], True),
     ],
 )
-def test_a_commit_says_whether_it_takes_back_what_a_version_shows(operation, parameters, is_back):
-    info = {"operation": operation, "operationParameters": parameters}
-    assert takes_back([{"protocol": {}}, {"commitInfo": info}], 7) is is_back
-    assert takes_back([{"protocol": {}}], 7) is None
+def test_a_table_continues_from_a_version_unless_somebody_has_taken_it_back(
+    operations, is_continued
+):
+    assert continues(7, commits(*operations)) is is_continued
+
+
+def test_a_commit_may_say_nothing_of_itself():
+    assert continues(7, [(8, [{"add": {}}]), (9, [{"commitInfo": {"operation": "RESTORE"}}])]) is (
+        False
+    )
+    assert continues(7, [(8, [{"add": {}}])])

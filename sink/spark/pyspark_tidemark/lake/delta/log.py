@@ -365,18 +365,24 @@ def commits_between(
         yield version, [json.loads(line) for line in text.split("\n") if line]
 
 
-def takes_back(actions: Iterable[Mapping[str, Any]], version: int) -> bool | None:
-    """Whether a commit after `version` takes back what that one shows; None: it says nothing of it.
-    Pure.
+def continues(version: int, commits: Iterable[tuple[int, Sequence[Mapping[str, Any]]]]) -> bool:
+    """Whether the last of some commits, those after `version`, shows what that one shows, or what
+    came on top of it: whether nobody has restored a version before it, or replaced the table. Pure.
     """
-    infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
-    info: Mapping[str, Any] = infos[0] if infos else {}
-    operation, parameters = str(info.get("operation", "")), info.get("operationParameters") or {}
-    if operation == "RESTORE":
-        restored = str(parameters.get("version"))
-        # By time: which version that was is not said.
-        return not restored.isdecimal() or int(restored) < version
-    return True if operation.startswith(("CREATE OR REPLACE", "REPLACE TABLE")) else None
+    shows, newest = {version: True}, version
+    for number, actions in commits:
+        infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
+        info: Mapping[str, Any] = infos[0] if infos else {}
+        operation = str(info.get("operation", ""))
+        if operation == "RESTORE":
+            # By time: which version that was is not said.
+            restored = str((info.get("operationParameters") or {}).get("version"))
+            shows[number] = restored.isdecimal() and shows.get(int(restored), False)
+        else:
+            replaced = operation.startswith(("CREATE OR REPLACE", "REPLACE TABLE"))
+            shows[number] = shows[newest] and not replaced
+        newest = number
+    return shows[newest]
 
 
 def commit_file(table: str, version: int) -> int | None:

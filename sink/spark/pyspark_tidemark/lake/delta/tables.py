@@ -37,6 +37,7 @@ from pyspark_tidemark.lake.delta.log import (
     commit_on_disk,
     commits_between,
     committed_at,
+    continues,
     creation,
     fence,
     listing,
@@ -45,7 +46,6 @@ from pyspark_tidemark.lake.delta.log import (
     replayed,
     settle,
     settle_checkpoint,
-    takes_back,
     version_of,
 )
 from pyspark_tidemark.lake.target import rolled_back, table_path
@@ -165,13 +165,11 @@ class DeltaTables:
             SourceError: ErrTableRolledBack.
         """
         newest = self.version(name)
-        taken_back = newest < version
+        is_continued = newest == version
         if newest > version:
-            # The last one counts: what was taken back may have been restored.
-            between = commits_between(self._log(name), self._classes, version + 1, newest)
-            said = [takes_back(actions, version) for _, actions in between]
-            taken_back = next((each for each in reversed(said) if each is not None), False)
-        if taken_back:
+            after = commits_between(self._log(name), self._classes, version + 1, newest)
+            is_continued = continues(version, after)
+        if not is_continued:
             raise rolled_back(
                 name, f"RESTORE TABLE {self.sql_name(name)} TO VERSION AS OF {version}"
             )
