@@ -20,11 +20,11 @@ ROWS = 5
 class Feed:
     """One changefeed over all tables, and what its reader must see."""
 
-    def __init__(self, cluster, store):
+    def __init__(self, cluster, store, name="many", sink_uri="delta:///lake", **more):
         tables = [pb.Table(schema_name="many", table_info_json=table.to_json()) for table in TABLES]
-        create = pb.CreateChangefeedRequest(id="many", sink_uri="delta:///lake", tables=tables)
+        create = pb.CreateChangefeedRequest(id=name, sink_uri=sink_uri, tables=tables, **more)
         self.start = cluster.api("CreateChangefeed", create).changefeed.start_ts
-        self.reader = Reader(cluster, "many")
+        self.reader = Reader(cluster, name)
         self.expected, self.written = [], 0
         self._cluster, self._store = cluster, store
 

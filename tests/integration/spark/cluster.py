@@ -31,15 +31,21 @@ def write(cluster: Cluster, *transactions: Mapping[bytes, bytes | None]) -> int:
 
 
 def create(
-    cluster: Cluster, changefeed: str, tables: Iterable[tuple[str, TableInfo]], sink_uri: str = ""
+    cluster: Cluster,
+    changefeed: str,
+    tables: Iterable[tuple[str, TableInfo]],
+    sink_uri: str = "",
+    **more: int,
 ) -> int:
-    """A changefeed of the tables (database, schema); returns its start_ts."""
+    """A changefeed of the tables (database, schema), with more members of its request; returns its
+    start_ts.
+    """
     documents = [
         pb.Table(schema_name=database, table_info_json=table.to_json())
         for database, table in tables
     ]
     request = pb.CreateChangefeedRequest(
-        id=changefeed, sink_uri=sink_uri or "none:///", tables=documents
+        id=changefeed, sink_uri=sink_uri or "none:///", tables=documents, **more
     )
     return cluster.api("CreateChangefeed", request).changefeed.start_ts
 
@@ -51,10 +57,14 @@ def flight(cluster: Cluster) -> str:
 
 @contextmanager
 def changefeed(
-    cluster: Cluster, name: str, tables: Iterable[tuple[str, TableInfo]], sink_uri: str = ""
+    cluster: Cluster,
+    name: str,
+    tables: Iterable[tuple[str, TableInfo]],
+    sink_uri: str = "",
+    **more: int,
 ):
     """A changefeed for the block: its reader and its start."""
-    start_ts = create(cluster, name, tables, sink_uri)
+    start_ts = create(cluster, name, tables, sink_uri, **more)
     try:
         yield Reader(cluster, name), start_ts
     finally:
