@@ -94,7 +94,7 @@ def retention(text: str) -> Retention:
     age_s = size_bytes = 0
     for part in () if text == "off" else re.split(r"[,|]", text):
         size = _SIZE.fullmatch(part.strip())
-        if size is None and not age_s:
+        if size is None and not age_s and part.strip() != "off":
             age_s = period(part.strip())
         elif size is not None and not size_bytes:
             size_bytes = int(size["number"]) * _UNITS[size["unit"].lower()]

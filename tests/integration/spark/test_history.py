@@ -1,5 +1,5 @@
-"""Several Spark queries of one changefeed that keeps its history: at different speeds, late, killed,
-and over the death of the capture; each row once for each of them.
+"""Several Spark queries of one changefeed that keeps its history: at different speeds, late,
+killed, and over the death of the capture; each row once for each of them.
 """
 
 import json
