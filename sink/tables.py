@@ -134,6 +134,10 @@ class TableSinks:
 
     def remove(self, span: Span) -> TableSink | None:
         """Take a table out."""
+        table = self._tables.get(span)
+        if self.keeps_history and table is not None and table.end_ts < MAX_TS:
+            # A range that begins below its end would be taken for one without rows of it.
+            self.most_cleaned_ts = max(self.most_cleaned_ts, table.end_ts)
         self._standby.discard(span)
         self._resolved.remove(span)
         self._checkpoints.remove(span)

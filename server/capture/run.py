@@ -247,10 +247,17 @@ class Run:
         # starts at the checkpoint.
         gate = await pulling.end(span)
         versions = next(
-            each
-            for each in self._assignment.catalog.versions.spans(checkpoint_ts)
-            if each[0].span == span
+            (
+                each
+                for each in self._assignment.catalog.versions.spans(checkpoint_ts)
+                if each[0].span == span
+            ),
+            None,
         )
+        if versions is None:
+            # It has ended, and all of it is acknowledged: what is damaged is history.
+            await asyncio.to_thread(self._remove, gate, span)
+            return
         await asyncio.to_thread(self._replace, gate, versions, checkpoint_ts)
         pulling.add(
             self._assignment.catalog.of(versions[0]), max(checkpoint_ts, versions[0].from_ts)

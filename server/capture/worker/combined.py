@@ -237,7 +237,7 @@ class CombinedSink:
 
     def kept_ts(self) -> int:
         """See `Sink.kept_ts`."""
-        return max(self.keep_ts, *(share.kept_ts() for share in self._shares))
+        return max([self.keep_ts, *(share.kept_ts() for share in self._shares)])
 
     def _ask_all(self, ask: Callable[[Share], T]) -> list[T]:
         return self._map(ask, self._shares)

@@ -188,6 +188,24 @@ def test_a_table_that_ends_stays_until_its_rows_are_given_up(kept):
         kept.sorter.resolved_ts(b)
 
 
+def test_a_table_that_ended_and_goes_with_its_history_raises_the_floor(kept):
+    a, b, _ = SPANS
+    kept.put(b, at(110))
+    kept.resolve(at(125))
+    kept.sink.end_table(b, at(125))
+    kept.put(a, at(140))
+    kept.resolve(at(150))
+    for ts in (at(125), at(140), at(150)):
+        kept.ack(ts)
+    # As when its rows were damaged: nobody brings them again.
+    kept.sink.remove_table(b)
+    kept.sorter.remove_table(b)
+    assert kept.sink.kept_ts() == at(125)
+    with pytest.raises(RangeCleanedError):
+        kept.sink.plan_tables(None, START, at(150))
+    assert kept.read(a, at(125), at(150)) == [at(140)]
+
+
 def test_a_table_that_comes_later_has_none_of_the_history_before(kept):
     a, b, _ = SPANS
     kept.put(b, at(110))
