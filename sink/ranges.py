@@ -22,7 +22,7 @@ from sink.mounts import coalesce
 from sink.table_sink import READ_BYTES, TableSink
 from sink.tables import TableSinks
 from sorter import Extent, Sorter
-from sorter.errors import NotResolvedError, TableNotFoundError
+from sorter.errors import NotResolvedError, RangeCleanedError, TableNotFoundError
 from storage.model.event import Position
 from storage.model.span import Span
 
@@ -55,6 +55,8 @@ class Ranges:
             may_be_gone = start_ts < self._tables.most_cleaned_ts
             of_all = self._tables.all() if may_be_gone else self._tables.busy()
             tables = of_all if span is None else [self._tables.one(span)]
+            if span is None:
+                self._check_history(start_ts)
         if upper_ts <= start_ts:
             return start_ts
         for table in tables if may_be_gone else ():
@@ -140,17 +142,22 @@ class Ranges:
             resolved_ts, tables = self._tables.resolved_ts(None), self._tables.busy()
             # Where history is kept, a range may begin so far back that a table's rows are gone
             # which has no others: it would be taken for one without rows.
-            may_be_gone = self._tables.keeps_history and start_ts < self._tables.most_cleaned_ts
-            kept = self._tables.all() if may_be_gone else ()
+            self._check_history(start_ts)
         if end_ts > resolved_ts:
             raise NotResolvedError(
                 f"rows are complete up to {resolved_ts}, not yet to {end_ts}; wait for resolved_ts"
             )
-        for table in kept:
-            table.check_kept(start_ts)
         return [
             table.span for table in tables if table.start_ts < end_ts and table.end_ts > start_ts
         ]
+
+    def _check_history(self, start_ts: int) -> None:
+        """See that a range of all tables begins with history that all of them have."""
+        kept_ts = self._tables.most_cleaned_ts
+        if self._tables.keeps_history and start_ts < kept_ts:
+            raise RangeCleanedError(
+                f"history is kept above {kept_ts}, that from {start_ts} on is gone; begin there"
+            )
 
     def _checked(self, span: Span, start_ts: int, end_ts: int) -> TableSink:
         with self._changed:
