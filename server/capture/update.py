@@ -132,8 +132,8 @@ class FilterUpdates:
         dumps: bool,
     ) -> ChangefeedInfo:
         """Choose where the new filter of a stopped changefeed comes in force: above `offered_ts`,
-        up to which readers may be. Its record with that, which is written, as are the tables that
-        come.
+        up to which readers may be. Its record with that, which is written, and is the feed's, as
+        are the tables that come.
 
         Raises as `server.capture.update.plan_filter`, and ChangefeedStateError.
         """
@@ -156,6 +156,10 @@ class FilterUpdates:
         schemas = self._records.schemas
         await schemas.write_tables(feed.id, SchemaChange(plan.ts, tables=by_id(plan.coming)))
         await self._records.save({}, {feed.id: info})
+        # At once: if the next step has no answer, or the owner is stopped within it, the record
+        # that is in memory is written again. One that still named the former ts would name tables
+        # that are gone, and the new tables would never come.
+        feed.info, feed.info_saved = info, True
         if before is not None:
             await schemas.delete_tables(feed.id, before.ts)
         return info

@@ -13,10 +13,11 @@ from server.capture.flight import OwnerFeeds
 from server.capture.records import ChangefeedRecord
 from server.capture.update import ChangefeedUpdate
 from server.changefeed.info import FilterUpdate
+from server.changefeed.records import SchemaRecords
 from server.changefeed.table import SourceTable
 from server.dump.job import DumpRecords, Job
 from sink.flight.feeds import Poll
-from storage.model.errors import TidemarkError
+from storage.model.errors import TidemarkError, UnavailableError
 from tests.unit.server.capture.conftest import new
 from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
 from tests.unit.server.capture.test_lifecycle_crashes import Steps
@@ -190,6 +191,37 @@ async def test_no_crash_loses_a_table(capture, log, upstream, meta, monkeypatch,
             assert step > 1
             return
     raise AssertionError("it has no end")
+
+
+async def test_an_update_that_breaks_off_behind_its_record_leaves_memory_as_the_record_is(
+    capture, log, meta, monkeypatch
+):
+    """The owner writes what it has in memory: the former ts would name tables that are gone."""
+    owner = await capture.start()
+    await created(owner)
+    log.now_ts = 1200
+    feed = await updated(owner)
+    delete_tables = SchemaRecords.delete_tables
+
+    async def without_answer(self, *arguments):
+        await delete_tables(self, *arguments)
+        raise UnavailableError("etcd is away")
+
+    monkeypatch.setattr(SchemaRecords, "delete_tables", without_answer)
+    log.now_ts = 1210
+    with pytest.raises(UnavailableError):
+        await updated(owner)
+    monkeypatch.undo()
+    # Whatever else is to be written of it, as a warning is.
+    feed.info_saved = False
+    await until(lambda: feed.info_saved)
+    record = await capture.records.load_one("feed")
+    assert record.info.filter_update.ts == feed.info.filter_update.ts == 1210
+    log.resolve(1400)
+    await acknowledged(owner, 1400)
+    await until(lambda: feed.info.filter_update is None)
+    assert names(feed) == ["bank.tmp", "bank.cards"]
+    assert changes(feed)[-1] == (1210, ["bank.cards"], ["bank.accounts"])
 
 
 async def changed(owner, log):
