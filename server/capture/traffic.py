@@ -1,4 +1,4 @@
-"""How much each table changes, in its upstream's own time. Pure.
+"""How much each table changes, in its upstream's own time: no clock is read here.
 
 A row counts by its commit_ts, not by when it is pulled: a table that is read again from its
 checkpoint, as after a move or a restart, has the traffic that it had before. What is older than a
