@@ -28,6 +28,14 @@ FIRST_S = 8.0
 RETRYABLE = (fl.FlightUnavailableError, fl.FlightTimedOutError)
 _BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0
 _RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+PING_MS, PING_TIMEOUT_MS = 25_000, 10_000
+"""A capture that says nothing for so long is asked whether it lives, and has so long to answer.
+
+One that is gone without a word, with its machine or its network, would be read from until the
+stream's deadline: who only receives is told nothing by TCP.
+"""
+# Captures answer within 60 s, or end the call. Arrow's server ends a connection at the fourth ping
+# since it last sent anything, so more frequent ones would break calls that only wait.
 
 _WHERE = "a capture gives rows at its Flight port, 8301 unless --flight-addr says else"
 
@@ -116,14 +124,21 @@ def _connect(uri: str, credentials: Credentials) -> Any:
     scheme, separator, address = uri.partition("://")
     if not separator or scheme not in ("grpc", "grpc+tcp", "grpc+tls"):
         raise SourceError("ErrOptionInvalid", f"endpoint {uri!r} must look like grpc://host:port")
+    options = [
+        *_RECONNECT,
+        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        # of the pings that measure the bandwidth, too: no other one is sent beside them
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+    ]
     if not credentials.encrypted:
-        return fl.FlightClient(uri, generic_options=_RECONNECT)
+        return fl.FlightClient(uri, generic_options=options)
     return fl.FlightClient(
         f"grpc+tls://{address}",
         tls_root_certs=_pem(credentials.ca_path),
         cert_chain=_pem(credentials.cert_path),
         private_key=_pem(credentials.key_path),
-        generic_options=_RECONNECT,
+        generic_options=options,
     )
 
 
