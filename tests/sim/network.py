@@ -10,7 +10,7 @@ from typing import Any
 
 from etcdpb import rpc_pb2
 
-from storage.meta.embedded import EmbeddedEtcd
+from storage.meta.client import EtcdApi
 from storage.meta.errors import MetaUnavailableError
 
 _QUICK_S = (0.001, 0.02)
@@ -21,7 +21,7 @@ _LATE_S = (2.0, 25.0)
 class Link:
     """Implements `storage.meta.client.EtcdApi` over a server."""
 
-    def __init__(self, server: EmbeddedEtcd, chance: Random) -> None:
+    def __init__(self, server: EtcdApi, chance: Random) -> None:
         self.is_cut = False
         self.loses = 0.0
         """The share of calls without an answer: their requests arrive, arrive late, or never do."""

@@ -8,8 +8,8 @@ Daemons are opened as `tidemark` opens them (`open_coordinator`, `open_store`, `
 `open_gc_worker`), and run their real code. `seams` says what is not theirs: the transport between
 them, their disks, clocks and threads.
 
-`transport` carries gRPC's calls; `disk` forgets what was not synced; `machine` starts and kills
-daemons; `cluster` puts machines together, and `harm` happens to them; `workload` is what clients
+`transport` carries gRPC's calls; `disk` forgets what was not synced; `metadata` stops and comes
+back; `machine` starts and kills daemons; `cluster` puts machines together, and `harm` happens to them; `workload` is what clients
 do; `lake` reads a changefeed, and keeps what it read; `checks` says what must hold at every moment;
 `plants` are bugs that the simulation must find.
 """

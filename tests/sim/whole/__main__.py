@@ -49,13 +49,9 @@ async def live(seed: int, directory: Path, *, explains: bool) -> str:
     lake = cluster.lakes[FEED] = Lake(FEED, cluster.captures, chance, checks.committed)
     with installed(cluster, cluster.defects):
         async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(cluster.etcd.run()),
-                tasks.create_task(cluster.etcd.run_expiry()),
-            ]
-            await cluster.start()
+            await cluster.start(tasks)
             tell("started")
-            running.append(tasks.create_task(lake.run(cluster.history.at)))
+            reading = tasks.create_task(lake.run(cluster.history.at))
             checking = tasks.create_task(checks.run())
             async with asyncio.timeout(_HARM_ENDS_S), asyncio.TaskGroup() as harms:
                 for _ in range(_STEPS):
@@ -69,8 +65,8 @@ async def live(seed: int, directory: Path, *, explains: bool) -> str:
             for machine in cluster.machines.values():
                 if machine.is_up:
                     await machine.kill(with_power=True)
-            for task in running:
-                task.cancel()
+            reading.cancel()
+            await cluster.metadata.stop(chance)
     committed = sum(bool(txn.commit_ts) for txn in cluster.history.txns)
     tell(f"ended by themselves: {[each.ends for each in cluster.machines.values() if each.ends]}")
     return (

@@ -21,14 +21,13 @@ from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo
 from server.gc_worker.view import MetaRecords
 from storage.meta.client import EtcdMeta
-from storage.meta.embedded import EmbeddedEtcd
 from storage.model.errors import TidemarkError
-from tests.memory_kv import MemoryKV
 from tests.sim.process import Process
 from tests.sim.whole import machine as machines
 from tests.sim.whole.history import History
 from tests.sim.whole.lake import Lake
 from tests.sim.whole.machine import Machine
+from tests.sim.whole.metadata import Metadata
 from tests.sim.whole.transport import Net, SimChannel
 from tests.sim.whole.workload import SPLIT_KEYS, Bank
 
@@ -44,8 +43,8 @@ class Cluster:
     def __init__(self, chance: Random, directory: Path, tell: Callable[[str], None]) -> None:
         self.chance = chance
         self.net = Net(chance)
-        self.etcd = EmbeddedEtcd(MemoryKV(), clock=asyncio.get_running_loop().time)
-        self.meta = EtcdMeta(self.etcd)
+        self.metadata = Metadata(asyncio.get_running_loop().time)
+        self.meta = EtcdMeta(self.metadata)
         self.history = History()
         self.bank = Bank(self.history, chance)
         self.defects: list[str] = []
@@ -58,10 +57,11 @@ class Cluster:
             **{name: machines.capture(name, directory) for name in machines.CAPTURES},
         }
         self.machines = {
-            name: Machine(name, each, self.etcd, chance) for name, each in opens.items()
+            name: Machine(name, each, self.metadata, chance) for name, each in opens.items()
         }
         self.clients = {name: Process(name) for name in CLIENTS}
         self.lakes: dict[str, Lake] = {}
+        self._tasks: asyncio.TaskGroup | None = None
         self.dumps = self.dumped_rows = 0
         self.time_jumped = False
         """Whether a coordinator's clock ever was ahead: timestamps, too, may have jumped."""
@@ -84,8 +84,10 @@ class Cluster:
         """Some time passes."""
         await asyncio.sleep(self.chance.uniform(least_s, most_s))
 
-    async def start(self) -> None:
+    async def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start all machines, write the schema, create the changefeed, let GC begin."""
+        self._tasks = tasks
+        self.metadata.start(tasks)
         for each in self.machines.values():
             each.start()
         await write_config(
@@ -154,6 +156,17 @@ class Cluster:
         await self.pause(0.0, 12.0)
         chosen.start()
         self.tell(f"{chosen.name} is back")
+
+    async def lose_metadata(self) -> None:
+        """The metadata's power fails for a while."""
+        if not self.metadata.is_up:
+            return
+        self.tell("the metadata goes down")
+        await self.metadata.stop(self.chance)
+        await self.pause(0.2, 6.0)
+        assert self._tasks is not None
+        self.metadata.start(self._tasks)
+        self.tell("the metadata is back")
 
     async def kill_client(self) -> None:
         """A client dies, whatever it was doing; another one comes."""
@@ -327,5 +340,5 @@ class AskedError(TidemarkError):
 
 HARM = (
     *("kill", "kill", "kill_client", "hang", "cut", "lose", "slow", "fill", "jump"),
-    *("pause_feed", "rest", "ddl", "ddl", "dump", "resign", "drain"),
+    *("pause_feed", "rest", "ddl", "ddl", "dump", "resign", "drain", "lose_metadata"),
 )

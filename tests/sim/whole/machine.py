@@ -14,11 +14,11 @@ from server.gc_worker.daemon import GCWorkerConfig, open_gc_worker
 from server.rpc.credentials import SecurityConfig
 from server.store.app import open_store
 from server.store.config import StoreConfig
-from storage.meta.embedded import EmbeddedEtcd
 from storage.model.errors import TidemarkError, leaves
 from tests.sim.network import Link
 from tests.sim.process import Process
 from tests.sim.whole.disk import DiskKV
+from tests.sim.whole.metadata import Metadata
 
 COORDINATORS = ("pd1", "pd2")
 STORES = ("kv1", "kv2")
@@ -33,7 +33,7 @@ Opens = Callable[[], AbstractAsyncContextManager[Any]]
 class Machine:
     """One machine; `open` opens its daemon."""
 
-    def __init__(self, name: str, open_daemon: Opens, etcd: EmbeddedEtcd, chance: Random) -> None:
+    def __init__(self, name: str, open_daemon: Opens, etcd: Metadata, chance: Random) -> None:
         self.name = name
         self.link = Link(etcd, chance)
         self.disk = DiskKV()
