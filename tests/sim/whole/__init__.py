@@ -9,7 +9,8 @@ Daemons are opened as `tidemark` opens them (`open_coordinator`, `open_store`, `
 them, their disks, clocks and threads.
 
 `transport` carries gRPC's calls; `disk` forgets what was not synced; `metadata` stops and comes
-back; `machine` starts and kills daemons; `cluster` puts machines together, and `harm` happens to them; `workload` is what clients
-do; `lake` reads a changefeed, and keeps what it read; `checks` says what must hold at every moment;
-`plants` are bugs that the simulation must find.
+back; `machine` starts and kills daemons; `cluster` puts machines together, and does harm to them;
+`workload` is what clients do, `history` what is known of it; `lake` reads a changefeed, and keeps
+what it read; `checks` says what must hold at every moment; `plants` are bugs that the simulation
+must find.
 """

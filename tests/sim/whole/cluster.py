@@ -339,6 +339,6 @@ class AskedError(TidemarkError):
 
 
 HARM = (
-    *("kill", "kill", "kill_client", "hang", "cut", "lose", "slow", "fill", "jump"),
+    *("kill", "kill", "kill_client", "hang", "hang", "cut", "lose", "slow", "fill", "jump"),
     *("pause_feed", "rest", "ddl", "ddl", "dump", "resign", "drain", "lose_metadata"),
 )
