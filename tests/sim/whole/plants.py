@@ -7,7 +7,6 @@ from typing import Any
 from unittest.mock import patch
 
 import gcsafepoint.worker.election
-import server.store.app
 import server.store.identity
 from gcsafepoint.state.rules import GcState
 from gcsafepoint.worker.election import Move
@@ -89,7 +88,6 @@ def _collecting_too_much(
 PLANTS: dict[str, tuple[Any, str, Any]] = {
     "founders": (server.store.identity, "_has_lost", _never_lost),
     "locks-ignored": (OpenLocks, "min_start_ts", lambda _self, _key: None),
-    "locks-forgotten": (server.store.app, "stored_locks", lambda _kv: ()),
     "unsynced": (Engine, "apply", _apply_unsynced),
     "expired-too-early": (GcState, "drop_expired", _expired_too_early),
     "hold-too-little": (ChangefeedSafePoints, "hold", _hold_too_little),
@@ -114,11 +112,11 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
         property(lambda self: max(piece.ts for piece in self._pieces)),
     ),
 }
-"""Two stores take themselves for the first; resolved timestamps pass locks, or those of before a
-restart; what is answered is not durable; a safepoint of a day expires at once, a changefeed
-protects less than it needs, a store collects more than it may; a checkpoint is where rows can be
-read; timestamps follow a clock that jumps; leases are not looked at, or not respected; a range
-gives what came later, too; a table is complete when one of its regions is.
+"""Two stores take themselves for the first; resolved timestamps pass locks; what is answered is not
+durable; a safepoint of a day expires at once, a changefeed protects less than it needs, a store
+collects more than it may; a checkpoint is where rows can be read; timestamps follow a clock that
+jumps; leases are not looked at, or not respected; a range gives what came later, too; a table is
+complete when one of its regions is.
 """
 
 
