@@ -2,11 +2,13 @@
 and nothing is written twice.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark_tidemark.errors import SourceError
@@ -15,6 +17,8 @@ from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest
 from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.schema import Policy
 
+from tests.integration.lake.deaths import Killed
+from tests.integration.lake.evolving import EvolvingFeed
 from tests.small_disk import small_disk
 
 
@@ -55,6 +59,44 @@ def test_a_full_disk_is_told_and_the_cut_is_applied_once_when_there_is_room(
     assert sorted((row["_commit_ts"], row["_seq"]) for row in rows) == [
         (row["_commit_ts"], row["_seq"]) for row in upstream.accounts.rows
     ]
+
+
+class DyingTarget(ChangelogTarget):
+    """Dies at its second table."""
+
+    def create(self, changes):
+        if changes.table.name == "bank.u":
+            raise Killed
+        return super().create(changes)
+
+
+def test_a_job_does_not_end_a_cut_earlier_that_one_before_it_has_written_in_part(tmp_path):
+    """This failed: of a cut that ended at 30, `bank.t` had the changes up to 50, `bank.u` not."""
+    feed = EvolvingFeed()
+    for name in ("bank.t", "bank.u"):
+        feed.create(0, name, id=pa.int64())
+        for ts in (5, 15, 35):
+            feed.put(ts, name, {"id": ts})
+
+    def keep(target, *ends):
+        with FileManifest.opened(str(tmp_path), "bank") as manifest:
+            writers = TableWriters(source_options={}, spark=None, parallel=1)
+            cuts = CutApplier(
+                feed, "bank", target, manifest, policy=Policy("append"), writers=writers
+            )
+            for end_ts in ends:
+                cuts.apply(Cut(0, 0 if manifest.last is None else manifest.last.end_ts, end_ts))
+            return manifest.last
+
+    keep(ChangelogTarget(None, str(tmp_path)), 10)
+    with contextlib.suppress(Killed):
+        keep(DyingTarget(None, str(tmp_path)), 50)
+    last = keep(ChangelogTarget(None, str(tmp_path)), 30)
+    assert {(table.table, table.version) for table in last.tables} == {
+        ("bank.t", last.end_ts),
+        ("bank.u", last.end_ts),
+    }
+    assert last.end_ts == 50
 
 
 def job(captures, target, *more):
