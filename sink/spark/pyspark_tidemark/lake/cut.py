@@ -31,7 +31,7 @@ from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.soft_delete import MarkedTables
-from pyspark_tidemark.lake.target import Target, VersionedTarget, path_part
+from pyspark_tidemark.lake.target import Target, VersionedTarget, path_part, removed
 
 _logger = logging.getLogger(__name__)
 _OFFER_WAIT_MS = 10_000
@@ -302,13 +302,7 @@ class CutApplier:
                 "like this lie since this version: move its directory there, or start a new "
                 "changefeed and target",
             )
-        # Made anew, it would have the changes from here on and no row of before.
-        raise SourceError(
-            "ErrTableRemoved",
-            f"the lake's newest cut has the table {table.name} (version {shown.version}), and "
-            "somebody else has removed it: bring it back as it was, then start the job again; or "
-            "create a new changefeed with a new target",
-        )
+        raise removed(table.name)
 
     def _fitting(self, table: TableMeta, position: int | None) -> TableMeta:
         """The table as the target is written to; compared once for each of its schemas."""

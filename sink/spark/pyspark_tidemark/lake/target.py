@@ -239,6 +239,16 @@ def open_connector(lake_format: str) -> LakeConnector:
     return connector
 
 
+def removed(table: str) -> SourceError:
+    """The error for a table that the newest cut shows, and that is not there any more."""
+    # Made anew, it would have the changes from here on and no row of before.
+    return SourceError(
+        "ErrTableRemoved",
+        f"the lake's newest cut has the table {table}, and somebody else has removed it: bring it "
+        "back as it was, then start the job again; or create a new changefeed with a new target",
+    )
+
+
 def rolled_back(table: str, way_back: str) -> SourceError:
     """The error for a table that shows less than the newest cut; `way_back` says how what is
     missing can be had again.

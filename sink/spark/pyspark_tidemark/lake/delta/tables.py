@@ -48,7 +48,7 @@ from pyspark_tidemark.lake.delta.log import (
     settle_checkpoint,
     version_of,
 )
-from pyspark_tidemark.lake.target import rolled_back, table_path
+from pyspark_tidemark.lake.target import removed, rolled_back, table_path
 
 # Of plans over a few thousand rows, which cost more to compile than to interpret.
 _FEW_ROWS_SETTINGS = {
@@ -162,9 +162,11 @@ class DeltaTables:
         """See that the table shows what it showed at `version`, or what came after that.
 
         Raises:
-            SourceError: ErrTableRolledBack.
+            SourceError: ErrTableRemoved, ErrTableRolledBack.
         """
         newest = self.version(name)
+        if newest < 0:
+            raise removed(name)
         is_continued = newest == version
         if newest > version:
             after = commits_between(self._log(name), self._classes, version + 1, newest)

@@ -101,15 +101,11 @@ class Catalog:
         """The same of a table that was there, and that may be dropped while it is worked on.
 
         Raises:
-            SourceError: ErrTableRemoved, and those of `load`.
+            SourceError: ErrTableNotFound, and those of `load`.
         """
         table = self.load(name)
         if table is None:
-            raise SourceError(
-                "ErrTableRemoved",
-                f"somebody else has removed the table {name}: bring it back as it was, then start "
-                "the job again; or create a new changefeed with a new target",
-            )
+            raise SourceError("ErrTableNotFound", f"the table {name} is not there any more")
         return table
 
     def create(self, name: str, schema: Any, key: Sequence[str]) -> Any:

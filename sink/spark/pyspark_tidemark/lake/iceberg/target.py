@@ -71,6 +71,7 @@ from pyspark_tidemark.lake.target import (
     Repair,
     StoredTable,
     Target,
+    removed,
     rolled_back,
     table_path,
 )
@@ -195,8 +196,14 @@ class IcebergTarget:
     def apply(self, changes: Changes) -> Applied:
         """Write the files, then commit them; also without rows, if the table has no snapshot yet
         or is emptied.
+
+        Raises:
+            SourceError: ErrTableRemoved, ErrTableRolledBack, ErrTargetSchema, ErrTargetBusy.
         """
-        return self._apply(self._catalog.existing(changes.table.name), changes)
+        table = self._catalog.load(changes.table.name)
+        if table is None:
+            raise removed(changes.table.name)
+        return self._apply(table, changes)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """One commit with all steps and a snapshot that has the new schema;
