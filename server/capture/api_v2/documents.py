@@ -182,6 +182,9 @@ def creation(body: bytes) -> pb.CreateChangefeedRequest:
         zero_dates=members.take("zero_dates", _is_text, default=""),
         on_unclear_ddl=members.take("on_unclear_ddl", _is_text, default=""),
         audit_s=members.take("audit_seconds", _is_uint32, default=0),
+        retain_s=members.take("retain_seconds", _is_uint32, default=0),
+        retain_bytes=members.take("retain_bytes", _is_ts, default=0),
+        reader_ttl_s=members.take("reader_ttl_seconds", _is_uint32, default=0),
         filter=config.rules or ([] if tables else [ALL_TABLES]),
         tables=[
             pb.Table(
@@ -311,13 +314,29 @@ def update(now: pb.Changefeed, body: bytes) -> pb.UpdateChangefeedRequest:
     audit_s = members.take("audit_seconds", _is_uint32, default=None)
     if audit_s is not None:
         request.audit_s = audit_s
+    _update_reading(members, now, request)
     if members.left:
         raise ParameterError(
             f"{', '.join(sorted(members.left))}: only sink_uri, replica_config.filter.rules, "
-            "on_unclear_ddl and audit_seconds of a changefeed can be changed; for the rest, create "
-            "another one"
+            "on_unclear_ddl, audit_seconds, retain_seconds, retain_bytes and reader_ttl_seconds of a "
+            "changefeed can be changed; for the rest, create another one"
         )
     return request
+
+
+def _update_reading(
+    members: "_Members", now: pb.Changefeed, request: pb.UpdateChangefeedRequest
+) -> None:
+    """How much history is kept, and for how long silent readers are held for."""
+    retain_s = members.take("retain_seconds", _is_uint32, default=None)
+    retain_bytes = members.take("retain_bytes", _is_ts, default=None)
+    if retain_s is not None or retain_bytes is not None:
+        # What is left out stays.
+        request.retention.retain_s = now.retain_s if retain_s is None else retain_s
+        request.retention.retain_bytes = now.retain_bytes if retain_bytes is None else retain_bytes
+    reader_ttl_s = members.take("reader_ttl_seconds", _is_uint32, default=None)
+    if reader_ttl_s is not None:
+        request.reader_ttl_s = reader_ttl_s
 
 
 def resumption(changefeed: str, body: bytes) -> pb.ResumeChangefeedRequest:

@@ -157,6 +157,9 @@ def _named(schema: str) -> dict[str, str]:
 _OPTIONS: Final[dict[str, Any]] = {
     "on_unclear_ddl": {"type": "string", "enum": ["", "reread", "stop"]},
     "audit_seconds": {"type": "integer", "minimum": 0},
+    "retain_seconds": {"type": "integer", "minimum": 0},
+    "retain_bytes": {"type": "integer", "minimum": 0},
+    "reader_ttl_seconds": {"type": "integer", "minimum": 0},
 }
 _TABLES: Final = {
     "type": "array",

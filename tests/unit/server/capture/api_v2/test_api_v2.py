@@ -211,6 +211,11 @@ async def test_changes_are_passed_on():
     assert requests == [pb.ResumeChangefeedRequest(id="a-b", overwrite_checkpoint_ts=9)]
     _, _, requests = await asked("PUT", "/api/v2/changefeeds/orders", {"audit_seconds": 0})
     assert requests[-1] == pb.UpdateChangefeedRequest(id="orders", audit_s=0)
+    kept = {"retain_seconds": 60, "reader_ttl_seconds": 5}
+    _, _, requests = await asked("PUT", "/api/v2/changefeeds/orders", kept)
+    retention = pb.Retention(retain_s=60)
+    expected = pb.UpdateChangefeedRequest(id="orders", retention=retention, reader_ttl_s=5)
+    assert requests[-1] == expected
     for refused in ({"target_ts": 9}, {"replica_config": {"ignore_ineligible_table": True}}):
         status, answer, _ = await asked("PUT", "/api/v2/changefeeds/orders", refused)
         assert (status, answer["error_code"]) == (400, "TM:ErrAPIInvalidParam")
