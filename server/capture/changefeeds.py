@@ -49,7 +49,6 @@ from server.puller.tikv.puller import TablePuller
 from server.rpc.pd import PdClient
 from storage.defect import request_error
 from storage.model.errors import TidemarkError, UnavailableError
-from storage.tasks import beside
 
 _log = structlog.get_logger(__name__)
 
@@ -114,6 +113,7 @@ class Changefeeds:
                 feed.job = feed.job_saved = jobs.get(feed.id)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                tasks.create_task(keep_histories(self.feeds), name="kept histories")
                 for feed in self.feeds.values():
                     self._start(feed)
                 started()
@@ -338,8 +338,7 @@ class Changefeeds:
 
     async def _go_on(self) -> None:
         """What is done all the time, until cancelled."""
-        async with beside(keep_histories(self.feeds)):
-            await self._saver.run()
+        await self._saver.run()
 
     async def _end(self, feed: Feed) -> None:
         """Carry out a removal, or the end at target_ts; repeated until it succeeds."""
