@@ -70,7 +70,7 @@ class CombinedSink:
         self._executor = executor
         self._moved = threading.Condition()
         self._moves = 0
-        """How often tables went from one share to another."""
+        """How often tables went from one share to another, and shares without tables away."""
         self.keep_ts = 0
         """What is acknowledged is kept above it; 0: it is not kept."""
         self._held_ts = MAX_TS
@@ -99,6 +99,8 @@ class CombinedSink:
     def leave(self, share: Share) -> None:
         """A share that has no tables any more."""
         self._shares = [each for each in self._shares if each is not share]
+        # Whoever plans over all shares asks once more: this one may end meanwhile.
+        self._moves += 1
         self.notify()
 
     def move(self, spans: Iterable[Span], share: Share) -> None:
@@ -240,7 +242,14 @@ class CombinedSink:
         return max([self.keep_ts, *(share.kept_ts() for share in self._shares)])
 
     def _ask_all(self, ask: Callable[[Share], T]) -> list[T]:
-        return self._map(ask, self._shares)
+        while True:
+            shares = self._shares
+            try:
+                return self._map(ask, shares)
+            except TidemarkError:
+                # A share that has no tables any more may end while it is asked.
+                if shares is self._shares:
+                    raise
 
     def _map(self, ask: Callable[[K], T], asked: Sequence[K]) -> list[T]:
         """Ask at the same time; one alone without a thread of its own."""
@@ -333,9 +342,17 @@ class SchemaChangeRouter:
             self._moved.clear()
             barrier_ts = self._barrier_ts
             async with asyncio.TaskGroup() as tasks:
-                for share in self._tables.shares.values():
-                    tasks.create_task(asyncio.to_thread(share.limit, barrier_ts))
+                for worker, share in self._tables.shares.items():
+                    tasks.create_task(self._limit(worker, share, barrier_ts))
             await asyncio.sleep(_BARRIER_EVERY_S)
+
+    async def _limit(self, worker: Worker, share: WorkerShare, barrier_ts: int) -> None:
+        try:
+            await asyncio.to_thread(share.limit, barrier_ts)
+        except TidemarkError:
+            # A share that has no tables any more may end while it is asked.
+            if self._tables.shares.get(worker) is share:
+                raise
 
 
 def changes_by_worker(

@@ -1,9 +1,11 @@
 """The sinks of several workers, taken together, answer as one sink manager with all tables."""
 
+import asyncio
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -13,15 +15,16 @@ from hypothesis import strategies as st
 from server.capture.cut import combined_cut, cut_part
 from server.capture.local import LocalSink
 from server.capture.worker import wire
-from server.capture.worker.combined import CombinedSink
+from server.capture.worker.combined import CombinedSink, SchemaChangeRouter
 from sink.cut import Bounds
 from sink.errors import AckAboveResolvedError
 from sorter import Sorter, SorterSettings
 from sorter.errors import NotResolvedError, TableNotFoundError
-from storage.model.errors import TidemarkError
+from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.event import INSERT, raw_batch
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
+from storage.tasks import beside
 
 SPANS = [Span(table, b"t%d" % table, b"") for table in range(4)]
 HIGHEST = 60
@@ -327,3 +330,69 @@ def test_a_part_of_very_many_commits_ends_early_and_the_cut_with_it(two):
     assert [extent.commit_ts.tolist() for extent in parts[0].extents] == [[1, 2, 3]]
     assert combined_cut(parts, 0, Bounds(max_rows=100)) == 3
     assert combined_cut(parts, 0, Bounds(max_rows=2)) == 1
+
+
+class Leaving:
+    """A share that ends while it is asked; `leaves` is what its owner does before."""
+
+    local_sink = None
+
+    def __init__(self, leaves=None):
+        self.leaves, self.asked = leaves, 0
+
+    def _ask(self, *_):
+        self.asked += 1
+        if self.leaves:
+            self.leaves(self)
+        raise UnavailableError("it does not run")
+
+    limit = ack = plan_tables = _ask
+
+    def resolved_ts(self, _span=None):
+        return 100
+
+
+class Staying(Leaving):
+    def _ask(self, *_):
+        self.asked += 1
+
+    limit = _ask
+
+    def ack(self, ts, _span=None):
+        return ts
+
+    def plan_tables(self, *_):
+        return []
+
+
+def test_readers_do_not_notice_that_a_share_without_tables_ends_while_it_is_asked():
+    leaving, staying = Leaving(), Staying()
+    combined = CombinedSink({SPANS[0]: staying}, Inline(), [leaving])
+    leaving.leaves = combined.leave
+    assert combined.ack(50) == 50
+    combined.join(leaving)
+    assert combined.plan_tables(None, 0, 50) == []
+    assert leaving.asked == 2
+    broken = CombinedSink({SPANS[0]: staying}, Inline(), [Leaving()])
+    for ask in (lambda: broken.ack(50), lambda: broken.plan_tables(None, 0, 50)):
+        with pytest.raises(UnavailableError):
+            ask()
+
+
+async def test_a_share_without_tables_that_ends_while_it_is_limited_ends_nothing_else():
+    shares, staying = {}, Staying()
+    leaving = Leaving(lambda _: shares.pop("leaving"))
+    shares |= {"staying": staying, "leaving": leaving}
+    router = SchemaChangeRouter(SimpleNamespace(shares=shares))
+    router.resolved(7)
+    async with asyncio.timeout(30), beside(router.run()):
+        while not leaving.asked:  # noqa: ASYNC110 - it is asked in a thread
+            await asyncio.sleep(0.01)
+        router.resolved(8)
+        while staying.asked < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    shares["broken"] = Leaving()
+    router.resolved(9)
+    with pytest.raises(ExceptionGroup) as raised:
+        await router.run()
+    assert raised.group_contains(UnavailableError)
