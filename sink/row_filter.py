@@ -1,7 +1,8 @@
 """Changes that readers do not get: TiCDC's event filters. Pure.
 
 A filter ignores the changes of a table by what they are (`OPERATIONS`), or where a condition holds
-of a row's values: of the new ones of an insert or update, of the old ones of an update or delete.
+of a row's values: of the new ones of an insert or update, of the old ones of an update or delete;
+and updates that change some columns only.
 A row of a dump, which comes as an update of nothing, counts as an insert. Rows are numbered before
 they are filtered (`sink.mounts.SequenceMount`): which rows a reader gets, and their `_seq`, does
 not depend on where batches end.
@@ -135,17 +136,23 @@ class RowFilter:
     """Some of `OPERATIONS`."""
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     """By some of `CONDITIONS`."""
+    only_columns: tuple[frozenset[str], ...] = ()
+    """Sets of names in lower case: an update is ignored that changes columns of one set only."""
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "RowFilter":
         """Read what `to_document` made; raises ConditionError."""
         conditions = {name: Condition(text) for name, text in document["conditions"].items()}
-        return cls(frozenset(document["operations"]), conditions)
+        only_columns = tuple(map(frozenset, document.get("only_columns", ())))
+        return cls(frozenset(document["operations"]), conditions, only_columns)
 
     def to_document(self) -> dict[str, Any]:
         """As a table's record holds it."""
         conditions = {name: each.text for name, each in self.conditions.items()}
-        return {"operations": sorted(self.operations), "conditions": conditions}
+        document = {"operations": sorted(self.operations), "conditions": conditions}
+        # Left out where there is none: earlier versions do not know it.
+        only_columns = list(map(sorted, self.only_columns))
+        return document | ({"only_columns": only_columns} if only_columns else {})
 
     def check(self, mounter: TableMounter) -> None:
         """See that its conditions can be asked of a table; raises ConditionError."""
@@ -156,6 +163,13 @@ class RowFilter:
                 raise ConditionError(
                     f"{condition.text!r} is about {', '.join(sorted(condition.columns - columns))}, "
                     "which the changefeed does not take: see its rules about columns"
+                )
+        for names in self.only_columns:
+            if not names <= columns:
+                raise ConditionError(
+                    "ignore-update-only-columns names "
+                    f"{', '.join(sorted(names - columns))}, which the changefeed does not take; "
+                    f"there are {', '.join(sorted(columns))}"
                 )
 
     def ignored(self, raw: pa.RecordBatch, mounter: TableMounter) -> npt.NDArray[np.bool_]:
@@ -169,7 +183,25 @@ class RowFilter:
                 rows = raw.take(pa.array(places))
                 mounted = whole.mount(rows if is_new else as_deletes(rows))
                 ignored[places] = condition.mask(_values(mounted))
+        places = np.flatnonzero((ops == UPDATE) & ~ignored)
+        if self.only_columns and len(places):
+            rows = raw.take(pa.array(places))
+            new, old = _values(whole.mount(rows)), _values(whole.mount(as_deletes(rows)))
+            ignored[places] = self._changes_these_only(new, old)
         return ignored
+
+    def _changes_these_only(
+        self, new: pa.RecordBatch, old: pa.RecordBatch
+    ) -> npt.NDArray[np.bool_]:
+        """Of which updates one of `only_columns` has all columns that differ."""
+        kept = np.ones((len(self.only_columns), new.num_rows), bool)
+        for name, after, before in zip(new.schema.names, new.columns, old.columns, strict=True):
+            others = [
+                place for place, names in enumerate(self.only_columns) if name.lower() not in names
+            ]
+            if others:
+                kept[others] &= _same(after, before)
+        return np.asarray(kept.any(axis=0), bool)
 
 
 class FilteredMounter:
@@ -206,6 +238,15 @@ def _ops(raw: pa.RecordBatch) -> npt.NDArray[np.uint8]:
 def _own(schema: pa.Schema) -> pa.Schema:
     """The table's own columns: one of them may be called like one of ours."""
     return pa.schema(list(schema)[len(META_FIELDS) :])
+
+
+def _same(one: pa.Array, other: pa.Array) -> npt.NDArray[np.bool_]:
+    """Where two columns have the same value, or both have none."""
+    try:
+        equal = pc.fill_null(pc.equal(one, other), fill_value=False)
+    except pa.ArrowNotImplementedError:  # lists, such as vectors
+        return np.array([a == b for a, b in zip(one.to_pylist(), other.to_pylist(), strict=True)])
+    return np.asarray(pc.or_(equal, pc.and_(pc.is_null(one), pc.is_null(other))))
 
 
 def _values(mounted: pa.RecordBatch) -> pa.RecordBatch:

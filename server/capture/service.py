@@ -270,6 +270,7 @@ def _event_filter(message: pb.EventFilter) -> EventFilter:
         message.ignore_update_new_value_expr,
         message.ignore_update_old_value_expr,
         message.ignore_delete_value_expr,
+        tuple(message.ignore_update_only_columns),
     )
 
 

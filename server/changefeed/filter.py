@@ -22,6 +22,7 @@ dialect TiDB's filters have; and each part of a name with `*` is looked for once
     ignore-update-new-value-expr = "…"
     ignore-update-old-value-expr = "…"
     ignore-delete-value-expr = "…"
+    ignore-update-only-columns = ["seen_at"]      # an update of nothing else
 
 All event filters that match a table count. A filter that matches no table, and a condition about a
 column that is not there, are refused at the creation: they would let through what they were to
@@ -320,16 +321,22 @@ class EventFilter:
     ignore_update_new_value_expr: str = ""
     ignore_update_old_value_expr: str = ""
     ignore_delete_value_expr: str = ""
+    ignore_update_only_columns: tuple[str, ...] = ()
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "EventFilter":
         """Read what `to_document` made; raises TypeError, KeyError."""
         lists = {name: tuple(document[name]) for name in ("matcher", "ignore_event")}
-        return cls(**{**document, **lists})
+        only_columns = tuple(document.get("ignore_update_only_columns", ()))
+        return cls(**{**document, **lists, "ignore_update_only_columns": only_columns})
 
     def to_document(self) -> dict[str, Any]:
         """As the API and the metadata have it: TiCDC's names."""
-        return asdict(self)
+        document = asdict(self)
+        if not self.ignore_update_only_columns:
+            # Earlier versions do not know it.
+            del document["ignore_update_only_columns"]
+        return document
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -379,10 +386,10 @@ class EventFilters:
         for each in self.filters:
             if not each.matcher:
                 raise EventFilterError("an event filter needs a matcher: which tables it is about")
-            if not (each.operations or each.conditions):
+            if not (each.operations or each.conditions or each.ignore_update_only_columns):
                 raise EventFilterError(
                     f"the event filter of {', '.join(each.matcher)} ignores nothing: give "
-                    "ignore-event, or a condition"
+                    "ignore-event, ignore-update-only-columns, or a condition"
                 )
             for text in each.conditions.values():
                 Condition(text)
@@ -409,7 +416,12 @@ class EventFilters:
             for name, given in texts.items()
         }
         operations = frozenset[str]().union(*(each.operations for each in mine))
-        return record.ignoring(RowFilter(operations, conditions))
+        only_columns = tuple(
+            frozenset(map(str.lower, each.ignore_update_only_columns))
+            for each in mine
+            if each.ignore_update_only_columns
+        )
+        return record.ignoring(RowFilter(operations, conditions, only_columns))
 
     def check(self, tables: Sequence[SourceTable]) -> None:
         """See that each of them matches a table.

@@ -277,6 +277,9 @@ def _event_filter(document: Mapping[str, Any]) -> pb.EventFilter:
     each = pb.EventFilter(
         matcher=members.take("matcher", _is_texts, default=[]),
         ignore_event=members.take("ignore_event", _is_texts, default=[]),
+        ignore_update_only_columns=members.take(
+            "ignore_update_only_columns", _is_texts, default=[]
+        ),
         **{name: members.take(name, _is_text, default="") for name in _EXPRESSIONS},
     )
     if members.take("ignore_sql", _is_texts, default=[]):

@@ -208,6 +208,7 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
         ignore_update_new_value_expr=_TEXT,
         ignore_update_old_value_expr=_TEXT,
         ignore_delete_value_expr=_TEXT,
+        ignore_update_only_columns={"type": "array", "items": _TEXT},
     ),
     "NewChangefeed": _object(
         "sink_uri",

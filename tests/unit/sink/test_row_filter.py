@@ -5,12 +5,13 @@ before-images or without.
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sink.manager import SinkManager
-from sink.mounter import SelectedMounter, WithBefore
+from sink.mounter import SelectedMounter, WithBefore, as_deletes
 from sink.mounts import Mounting, SequenceMount
 from sink.row_filter import (
     CONDITIONS,
@@ -137,3 +138,43 @@ def test_conditions_are_about_columns_that_are_taken() -> None:
         row_filter.check(SelectedMounter(MOUNTER, ["a"]))
     with pytest.raises(ConditionError, match="there is no column 'c'"):
         RowFilter(conditions={"delete": Condition("c = 1")}).check(MOUNTER)
+
+
+UPDATES = st.lists(
+    st.tuples(
+        st.integers(1, 30),
+        st.just(UPDATE) | st.just(INSERT) | st.just(DELETE),
+        st.integers(0, 1) | st.none(),
+        st.integers(0, 1),
+        st.integers(0, 1),
+        st.integers(0, 1) | st.none(),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(UPDATES, st.sampled_from([("a",), ("b",), ("A", "b")]), st.sampled_from([None, ("b", "a")]))
+def test_an_update_is_ignored_that_changes_columns_of_one_set_only(changes, first, second) -> None:
+    sets = tuple(frozenset(map(str.lower, names)) for names in (first, second) if names)
+    row_filter = RowFilter(only_columns=sets)
+    row_filter.check(MOUNTER)
+    assert RowFilter.parse(row_filter.to_document()) == row_filter
+    split = MOUNTER.split(raw(changes))
+    given_rows = FilteredMounter(MOUNTER, row_filter).kept(split, MOUNTER.mount(split)).to_pylist()
+    whole = MOUNTER.mount(split).to_pylist()
+    is_change = pc.and_(pc.equal(split["op"], UPDATE), split["old_value"].is_valid())
+    before = iter(MOUNTER.mount(as_deletes(split.filter(is_change))).to_pylist())
+    own = [name for name in MOUNTER.schema.names if not name.startswith("_")]
+    expected = []
+    for new, is_update in zip(whole, is_change.to_pylist(), strict=True):
+        old = next(before) if is_update else {}
+        differing = {name for name in own if new[name] != old.get(name)}
+        if not (is_update and any(differing <= names for names in sets)):
+            expected.append(new)
+    assert given_rows == expected
+
+
+def test_the_columns_of_an_update_must_be_there() -> None:
+    with pytest.raises(ConditionError, match="nowhere"):
+        RowFilter(only_columns=(frozenset({"b", "nowhere"}),)).check(MOUNTER)
