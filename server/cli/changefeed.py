@@ -30,7 +30,6 @@ from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
 from sink.retention import Retention
 from storage.model.ts import physical_s
-from storage.tasks import beside
 
 _COLUMNS = (
     ("ID", "id"),
@@ -309,8 +308,15 @@ async def move_table(remote: Remote, arguments: argparse.Namespace) -> Output:
     )
     async with remote.capture() as channel:
         service = ChangefeedServiceStub(channel)
-        async with beside(_shown_on_its_way(service, arguments.changefeed_id, arguments.table)):
-            answer = await service.MoveTable(request, timeout=_MOVE_S)
+        async with asyncio.TaskGroup() as tasks:
+            moving = tasks.create_task(_moved(service, request))
+            while not moving.done():
+                await asyncio.wait([moving], timeout=_MOVE_SHOWN_S)
+                if sys.stderr.isatty() and not moving.done():
+                    await _show_on_its_way(service, arguments.changefeed_id, arguments.table)
+    answer = moving.result()
+    if isinstance(answer, grpc.aio.AioRpcError):
+        raise answer
     return Output(table_status(answer.table))
 
 
@@ -320,19 +326,29 @@ async def list_readers(remote: Remote, arguments: argparse.Namespace) -> Output:
     return Output(reader_rows(changefeed, time.time()), _READER_COLUMNS)
 
 
-async def _shown_on_its_way(service: Any, changefeed: str, name: str) -> None:
-    """Tell on a terminal how far a table that moves is, until cancelled."""
-    request = pb.QueryChangefeedRequest(id=changefeed)
-    while sys.stderr.isatty():
-        await asyncio.sleep(_MOVE_SHOWN_S)
-        try:
-            answer = await service.QueryChangefeed(request, timeout=CALL_S)
-        except grpc.aio.AioRpcError:
-            continue  # the move itself tells what is wrong
-        for each in answer.changefeed.tables:
-            if each.name == name and each.moving_to:
-                behind_s = max(0.0, time.time() - physical_s(each.moving_resolved_ts))
-                print(f"{name}: {each.moving_to} is {behind_s:.0f} s behind", file=sys.stderr)
+async def _moved(
+    service: Any, request: pb.MoveTableRequest
+) -> pb.MoveTableResponse | grpc.aio.AioRpcError:
+    """The answer, or the refusal: raised in a task it would come in a group."""
+    try:
+        answer: pb.MoveTableResponse = await service.MoveTable(request, timeout=_MOVE_S)
+    except grpc.aio.AioRpcError as err:
+        return err
+    return answer
+
+
+async def _show_on_its_way(service: Any, changefeed: str, name: str) -> None:
+    """Tell on a terminal how far a table that moves is."""
+    try:
+        answer = await service.QueryChangefeed(
+            pb.QueryChangefeedRequest(id=changefeed), timeout=CALL_S
+        )
+    except grpc.aio.AioRpcError:
+        return  # the move itself tells what is wrong
+    for each in answer.changefeed.tables:
+        if each.name == name and each.moving_to:
+            behind_s = max(0.0, time.time() - physical_s(each.moving_resolved_ts))
+            print(f"{name}: {each.moving_to} is {behind_s:.0f} s behind", file=sys.stderr)
 
 
 async def add_reader(remote: Remote, arguments: argparse.Namespace) -> Output:
