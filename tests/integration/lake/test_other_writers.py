@@ -234,19 +234,17 @@ def test_a_dead_jobs_shorter_cut_amid_a_cut_of_spark_stops_by_name(
     lake.keep(feed, 1, 4)
     dead = lake.target()._tables._app_id
     monkeypatch.setattr(DeltaTables, "listing", lambda self, name: None)
-    before = changes.Changes.frame
-
-    def woken(self, session):
-        if self.table.name == "bank.t" and self.end_ts == 60:
-            rows = session.read.format("delta").load(str(lake.table)).limit(0)
-            rows.write.format("delta").mode("append").option("txnAppId", dead).option(
-                "txnVersion", 50
-            ).save(str(lake.table))
-        return before(self, session)
-
-    monkeypatch.setattr(changes.Changes, "frame", woken)
     monkeypatch.setattr(changes, "DRIVER_READ_MAX_BYTES", 1 << 40)
-    lake.keep(feed, 5, 4)
+    fenced = DeltaTables.fenced
+
+    def woken(self, cut, **named):
+        if cut.table.name == "bank.t":
+            rows = lake.spark.newSession().read.format("delta").load(str(lake.table)).limit(0)
+            writer = rows.write.format("delta").mode("append")
+            writer.option("txnAppId", dead).option("txnVersion", 50).save(str(lake.table))
+        return fenced(self, cut, **named)
+
+    monkeypatch.setattr(DeltaTables, "fenced", woken)
     with pytest.raises(SourceError) as refused:
         keep_to(lake, feed, 60)
     assert refused.value.code == "ErrTargetForeign"
