@@ -314,9 +314,9 @@ async def move_table(remote: Remote, arguments: argparse.Namespace) -> Output:
                 await asyncio.wait([moving], timeout=_MOVE_SHOWN_S)
                 if sys.stderr.isatty() and not moving.done():
                     await _show_on_its_way(service, arguments.changefeed_id, arguments.table)
-    answer = moving.result()
-    if isinstance(answer, grpc.aio.AioRpcError):
-        raise answer
+        answer = moving.result()
+        if isinstance(answer, grpc.aio.AioRpcError):
+            raise answer  # within `capture`, which tells it as the daemon's own error
     return Output(table_status(answer.table))
 
 
