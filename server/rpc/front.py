@@ -77,8 +77,8 @@ class Waiter(Protocol):
 
 
 class Messages(list[bytes]):
-    """Answers of a stream, serialized: a handler that has many at a time yields them together,
-    which costs a tenth of yielding each.
+    """Answers of a stream, serialized: a handler that has many at a time yields them together, and
+    pays for one turn of its generator.
     """
 
 
