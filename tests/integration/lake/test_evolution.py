@@ -999,8 +999,10 @@ def test_by_policy_a_ddl_is_an_error_or_leaves_the_target_as_it_is(database_plac
     found = {row["id"]: row for row in place.rows("bank.t", 45)}
     assert found[1] == {"id": 1, "name": None, "amount": 3, "note": None, "_commit_ts": 45}
     assert found[2]["name"] == "n2"
-    with pytest.raises(SourceError, match=r"ErrSchemaIncompatible.*1099511627776"):
+    fault = r"ErrSchemaIncompatible.*column amount: int64 into int32"
+    with pytest.raises(SourceError, match=fault) as refused:
         keep(place, feed, (50,), policy=Policy("upsert", "ignore"))
+    assert str(1 << 40) not in str(refused.value), "errors have no values of rows"
 
 
 def test_a_table_that_somebody_else_has_changed_is_an_error(database_place):
