@@ -108,7 +108,7 @@ class Route:
         self._refusal = refusal
         self._queue: GroupQueue[tuple[bytes, Waiter]] = GroupQueue(MAX_ITEMS, MAX_BYTES)
         self._batch: list[tuple[bytes, Waiter]] = []
-        self._attached: set[Waiter] = set()
+        self._attached: dict[Waiter, None] = {}
         self._closed = False
 
     async def call(self, request: bytes) -> Answer:
@@ -129,11 +129,11 @@ class Route:
 
     def attach(self, waiter: Waiter) -> None:
         """Let one who may ask again and again know the end of the loop, too; until `detach`."""
-        self._attached.add(waiter)
+        self._attached[waiter] = None
 
     def detach(self, waiter: Waiter) -> None:
         """The opposite of `attach`."""
-        self._attached.discard(waiter)
+        self._attached.pop(waiter, None)
 
     async def run(self) -> None:
         """Answer batches until cancelled; then nobody is left waiting."""

@@ -419,15 +419,15 @@ class Heartbeats:
     """Keeps the locks of a client's transactions from expiring (TxnHeartBeat)."""
 
     def __init__(self) -> None:
-        self._transactions: set[Transaction] = set()
+        self._transactions: dict[Transaction, None] = {}
 
     def add(self, transaction: Transaction) -> None:
         """Do not let the transaction's locks expire."""
-        self._transactions.add(transaction)
+        self._transactions[transaction] = None
 
     def remove(self, transaction: Transaction) -> None:
         """Let the transaction's locks expire from now on."""
-        self._transactions.discard(transaction)
+        self._transactions.pop(transaction, None)
 
     async def run(self) -> None:
         """Send heartbeats until cancelled."""

@@ -185,7 +185,7 @@ class TikvService(RegionCalls):
         self._tasks = tasks
         self._runner = runner
         self._waits = LockWaits(runner, lock_wait_s)
-        self._streams: set[BatchStream] = set()
+        self._streams: dict[BatchStream, None] = {}
         self._expiry = tasks.create_task(expire(runner), name="raw-expiry")
         self._others: Others = {"GC": self.KvGC, "DeleteRange": self.KvDeleteRange}
 
@@ -200,7 +200,7 @@ class TikvService(RegionCalls):
     ) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
         """One client's stream, see `BatchStream`."""
         stream = BatchStream(self._runner, self._waits, self._others)
-        self._streams.add(stream)
+        self._streams[stream] = None
         # Not a child of this handler: gRPC cancels that when the client leaves, and answers under
         # way still have to be counted.
         receiving = self._tasks.create_task(stream.receive(requests), name="batch-commands")
@@ -208,7 +208,7 @@ class TikvService(RegionCalls):
             async for response in stream.responses():
                 yield response
         finally:
-            self._streams.discard(stream)
+            self._streams.pop(stream, None)
             receiving.cancel()
 
     async def KvPessimisticLock(

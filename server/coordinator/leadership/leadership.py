@@ -71,7 +71,7 @@ class Leadership:
         self._deadline = deadline
         self.refusal = refusal
         """What is answered once it has ended."""
-        self._timeouts: set[asyncio.Timeout] = set()
+        self._timeouts: dict[asyncio.Timeout, None] = {}
 
     @property
     def held(self) -> bool:
@@ -105,11 +105,11 @@ class Leadership:
         timeout = asyncio.timeout(None)
         try:
             async with timeout:
-                self._timeouts.add(timeout)
+                self._timeouts[timeout] = None
                 try:
                     yield
                 finally:
-                    self._timeouts.discard(timeout)
+                    self._timeouts.pop(timeout, None)
         # A timeout of ours is the end of leading; one that the block raised by itself is passed on.
         except TimeoutError:
             if timeout.expired():

@@ -64,7 +64,7 @@ class ChangeDataService:
         """`tasks` outlives every call: connections that a client leaves are cancelled there."""
         self._tasks = tasks
         self._backend = backend
-        self._open: set[Outbox] = set()
+        self._open: dict[Outbox, None] = {}
 
     def close(self) -> None:
         """End all connections after what is queued for them, so that the listener need not wait."""
@@ -99,13 +99,13 @@ class ChangeDataService:
     ) -> AsyncIterator[cdcpb.ChangeDataEvent]:
         outbox = Outbox(self._backend.buffer_bytes, self._backend.memory, multiplexed=multiplexed)
         connection = Connection(self._backend, outbox)
-        self._open.add(outbox)
+        self._open[outbox] = None
         receiving = self._tasks.create_task(connection.receive(requests), name="change-feed")
         try:
             async for message in outbox.messages():
                 yield message
         finally:
-            self._open.discard(outbox)
+            self._open.pop(outbox, None)
             receiving.cancel()
             connection.close()
 

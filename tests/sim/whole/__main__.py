@@ -11,7 +11,10 @@ import shutil
 import sys
 import tempfile
 import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import structlog
 
@@ -47,7 +50,7 @@ async def live(seed: int, directory: Path, *, explains: bool) -> str:
     cluster = Cluster(chance, directory, tell)
     checks = Checks(cluster)
     lake = cluster.lakes[FEED] = Lake(FEED, cluster.captures, chance, checks.committed)
-    with installed(cluster, cluster.defects):
+    with _names_by_seed(seed), installed(cluster, cluster.defects):
         async with asyncio.TaskGroup() as tasks:
             await cluster.start(tasks)
             tell("started")
@@ -74,6 +77,17 @@ async def live(seed: int, directory: Path, *, explains: bool) -> str:
         f"{cluster.net.calls} calls, "
         f"{loop.time() - begun_s:.6f} s, {cluster.trace.hexdigest()[:16]}"
     )
+
+
+@contextlib.contextmanager
+def _names_by_seed(seed: int) -> Iterator[None]:
+    """Let what is named at random have the same names each time the seed is simulated."""
+    bits = random.Random(seed).getrandbits
+    with (
+        patch("secrets.randbits", bits),
+        patch("uuid.uuid4", lambda: uuid.UUID(int=bits(128), version=4)),
+    ):
+        yield
 
 
 def main() -> int:

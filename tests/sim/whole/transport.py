@@ -94,7 +94,9 @@ class SimServer:
         self.process: Process = process
         self._generic: list[Any] = []
         self._routes: list[Route] = []
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: dict[
+            asyncio.Task[Any], None
+        ] = {}  # a set has no order, and a seed is one story
 
     def add_service(
         self,
@@ -142,8 +144,8 @@ class SimServer:
         """Run a call, as a task of the process."""
         loop = asyncio.get_running_loop()
         task = loop.create_task(coroutine, context=in_process(self.process))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running[task] = None
+        task.add_done_callback(self._running.pop)
         return task
 
 
@@ -306,7 +308,7 @@ class SimChannel:
         self._address = address.rpartition("//")[2]
         self._process = current_process()
         self.here = self._process.name if self._process is not None else ""
-        self._streams: set[_StreamCall] = set()
+        self._streams: dict[_StreamCall, None] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -462,7 +464,7 @@ class _StreamCall:
         self._has_ended = False
         self._exchange: _Exchange | None = None
         self._sending: asyncio.Task[Any] | None = None
-        channel._streams.add(self)
+        channel._streams[self] = None
         if not channel.reaches():
             self._status = _unavailable("failed to connect to all addresses")
         else:
@@ -515,7 +517,7 @@ class _StreamCall:
             self._has_ended, self._status = True, status
         if self._sending is not None:
             self._sending.cancel()
-        self._channel._streams.discard(self)
+        self._channel._streams.pop(self, None)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self._answers()
