@@ -29,12 +29,33 @@ async def look_at(feeds: Collection[Feed]) -> None:
         if feed.processor.sink is None:
             continue
         lost_below_ts = feed.kept_ts if feed.history.is_kept else 0
-        for name in feed.readers.let_go(feed.info.reader_limit_s, lost_below_ts):
+        gone = feed.readers.let_go(feed.info.reader_limit_s, lost_below_ts)
+        for name in gone:
             _log.warning(
                 "reader is held for no more", changefeed=feed.id, reader=name, kept_ts=feed.kept_ts
             )
+        if gone:
+            await _acknowledge_others(feed)
         if feed.history.is_kept:
             await _give_up_due(feed)
+
+
+async def _acknowledge_others(feed: Feed) -> None:
+    """Acknowledge what a reader that has let go has held back: the others may be idle."""
+    sink = feed.processor.sink
+    if sink is None:
+        return
+    ts = feed.readers.agreed_ts()
+
+    def acknowledge() -> None:
+        sink.ack(ts)
+        feed.delivery.acknowledged(ts, sink.checkpoint_ts())
+
+    try:
+        await asyncio.to_thread(acknowledge)
+    except TidemarkError as err:
+        # The next acknowledgement of a reader does the same.
+        _log.warning("nothing can be acknowledged now", changefeed=feed.id, error=str(err))
 
 
 async def _give_up_due(feed: Feed) -> None:

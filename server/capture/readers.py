@@ -254,6 +254,11 @@ class Readers:
                 self._come_back(self._readers[name], ts, now_s, kept)
             return min(each.previous_ts for each in self._holding())
 
+    def agreed_ts(self) -> int:
+        """Up to where all readers that hold have everything."""
+        with self._lock:
+            return min(each.previous_ts for each in self._holding())
+
     def held_ts(self) -> int:
         """No reader that has a name, and holds, needs what lies at or below it; MAX_TS without
         any.
