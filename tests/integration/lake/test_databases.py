@@ -187,7 +187,9 @@ def test_a_postgresql_database_may_have_another_encoding(postgres, encoding):
     assert lengths == [(8 if encoding == "SQL_ASCII" else 6,)]
     feed.put(20, "bank.t", {"id": 2, "v": "日本"})
     if encoding != "SQL_ASCII":
-        with pytest.raises(SourceError, match=r"ErrTargetRefused.*no equivalent in encoding"):
+        with pytest.raises(
+            SourceError, match=r"ErrTargetRefused.*does not fit into the database's encoding"
+        ):
             keep(feed, uri, "upsert", (15, 20))
 
 
