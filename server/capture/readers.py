@@ -252,12 +252,12 @@ class Readers:
             else:
                 self._check(name)
                 self._come_back(self._readers[name], ts, now_s, kept)
-            return min(each.previous_ts for each in self._holding())
+            return self._agreed_ts()
 
     def agreed_ts(self) -> int:
         """Up to where all readers that hold have everything."""
         with self._lock:
-            return min(each.previous_ts for each in self._holding())
+            return self._agreed_ts()
 
     def held_ts(self) -> int:
         """No reader that has a name, and holds, needs what lies at or below it; MAX_TS without
@@ -322,6 +322,9 @@ class Readers:
             reader.previous_ts = reader.last_ts
         if reader.previous_ts >= kept.checkpoint_ts and not reader.has_let_go:
             reader.behind = False
+
+    def _agreed_ts(self) -> int:
+        return min(each.previous_ts for each in self._holding())
 
     def _holding(self) -> list[_Reader]:
         """Those that the checkpoint waits for."""

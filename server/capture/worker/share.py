@@ -201,12 +201,12 @@ def known_blockers(share: WorkerShare, limit: int, problem: str) -> list[capture
     """The tables furthest behind of a share that is silent, as far as they were known before
     `problem`.
     """
-    known: list[capture_pb2.TableBlockers] = []
+    blockers: list[capture_pb2.TableBlockers] = []
     for table in list(share.tables.values()):
         with suppress(TableNotFoundError):  # it is coming or going
             resolved_ts = share.resolved_ts(table.span)
             region = capture_pb2.RegionBlockers(resolved_ts=resolved_ts, problem=problem)
-            known.append(
+            blockers.append(
                 capture_pb2.TableBlockers(
                     name=table.name,
                     table_id=table.span.table_id,
@@ -215,7 +215,7 @@ def known_blockers(share: WorkerShare, limit: int, problem: str) -> list[capture
                     regions=[region],
                 )
             )
-    return heapq.nsmallest(limit, known, key=lambda each: each.resolved_ts)
+    return heapq.nsmallest(limit, blockers, key=lambda each: each.resolved_ts)
 
 
 def newest(

@@ -133,10 +133,10 @@ def _difference(session: Session, reached: SavedPosition) -> str:
     # a file is where the server began to send, not what was reached.
     if reached.file not in ends or reached.position <= _HEAD_BYTES or not session.flavor.is_mariadb:
         return ""
-    found = session.row("SELECT BINLOG_GTID_POS(%s, %s)", place)[0]
-    if found is None:
+    gtids = session.row("SELECT BINLOG_GTID_POS(%s, %s)", place)[0]
+    if gtids is None:
         return "no event ends there"
-    return f"{found} is there, not {reached.gtids}" if _differ(reached.gtids, str(found)) else ""
+    return f"{gtids} is there, not {reached.gtids}" if _differ(reached.gtids, str(gtids)) else ""
 
 
 def _differ(mine: str, theirs: str) -> bool:
