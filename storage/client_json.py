@@ -17,8 +17,15 @@ def read_json(body: bytes) -> Any:
     except RecursionError as err:
         raise ValueError("brackets are nested too deeply") from err
     if b"\\u" in body:
-        json.dumps(document, ensure_ascii=False).encode()
+        _check_unicode(document)
     return document
+
+
+def _check_unicode(document: Any) -> None:
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as err:
+        raise ValueError("a string of it is no Unicode text: half of a surrogate pair") from err
 
 
 def _no_constant(name: str) -> None:

@@ -16,6 +16,7 @@ from server.puller.mysql.catalogue_check import CatalogueCheck
 from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.log.opening import beginning
+from server.puller.mysql.log.read_server import ReadServerRecord
 from server.puller.mysql.log.saved_positions import PositionStore, TimeLimitsRecord
 from server.puller.mysql.log.stream import random_server_id
 from server.puller.mysql.puller import LogPuller, OddTimes, Upstream
@@ -68,6 +69,9 @@ class MySqlSource:
         record = TimeLimitsRecord(self._meta, self._changefeed)
         if await record.load() is None:
             await record.save(begins.time_limits)
+        if begins.server:
+            read_server = ReadServerRecord(self._meta, self._changefeed)
+            await read_server.note(begins.server, begins.saved_position.ts)
         await PositionStore(self._meta, self._changefeed).put(begins.saved_position)
         return begins.ts
 

@@ -258,7 +258,7 @@ class LogPuller:
     async def _connect_and_follow(self, server_id: int) -> None:
         log = await self._open(server_id)
         try:
-            await self._read_server.note(log.server, self._position.ts)
+            await self._read_server.note(log.server, self._position.ts + 1)
             server, gtids = log.session.address, self._position.snapshot.gtids
             _log.info(
                 "log opened",

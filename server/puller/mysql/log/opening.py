@@ -7,7 +7,7 @@ in the log before that place.
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -37,6 +37,7 @@ _FIRST_S: Final = 10.0
 _EXECUTED_WAIT_S: Final = 5.0
 _XA_WAIT_S: Final = 5.0
 _XA_LOOK_S: Final = 0.05
+_PLACE_TRIES: Final = 10
 _log = structlog.get_logger(__name__)
 
 
@@ -134,6 +135,10 @@ class Beginning:
     ts: int
     time_limits: TimeLimits
     """What was decided about times between the two."""
+    server: str = ""
+    """By what the server is known again; empty: its log went on while it was asked for its place
+    and its GTIDs, so that they may be those of two places.
+    """
 
 
 def beginning(options: MySqlOptions) -> Beginning:
@@ -149,7 +154,8 @@ def beginning(options: MySqlOptions) -> Beginning:
         As `present`.
     """
     with log_in(options) as session:
-        saved_position = _present(session)
+        saved_position, is_one_place = _present_place(session)
+        server = name_of(session) if is_one_place else ""
         check_domains(options, saved_position)
         waiting, deadline = prepared_xids(session), time.monotonic() + _XA_WAIT_S
         while (left := waiting & prepared_xids(session)) and time.monotonic() < deadline:
@@ -166,10 +172,11 @@ def beginning(options: MySqlOptions) -> Beginning:
         ):
             time_limits = TimeLimits.accepting(accepted_until_ms(session, options))
             # nothing is behind it, nor between its GTIDs and its offset
-            return Beginning(saved_position, saved_position.ts, time_limits)
+            return Beginning(saved_position, saved_position.ts, time_limits, server)
         until_ms = accepted_until_ms(session, options)
         reader = log_in_to(session.address, options)
-    return _ts_at_end(reader, saved_position, options, TimeLimits.accepting(until_ms))
+    begins = _ts_at_end(reader, saved_position, options, TimeLimits.accepting(until_ms))
+    return replace(begins, server=server)
 
 
 def oldest(options: MySqlOptions, start_ts: int) -> SavedPosition:
@@ -224,6 +231,17 @@ def _check_executed(session: Session, saved_position: SavedPosition) -> None:
             "SELECT GTID_SUBTRACT(%s, @@global.gtid_executed)", (saved_position.gtids,)
         )
         raise behind(f"(the server has not executed {lacking})")
+
+
+def _present_place(session: Session) -> tuple[SavedPosition, bool]:
+    """The present position, and whether its GTIDs are those of its place: a log to which others
+    write may go on in between, each of the few times that it is asked.
+    """
+    for _ in range(_PLACE_TRIES):
+        saved_position = _present(session)
+        if _gtids(session) == saved_position.gtids:
+            return saved_position, True
+    return saved_position, False
 
 
 def _present(session: Session) -> SavedPosition:

@@ -81,12 +81,12 @@ class ReadServerRecord:
         pair = await self._meta.get(self._key)
         self.known = ReadServer.from_json(pair.value) if pair else None
 
-    async def note(self, name: str, position_ts: int) -> None:
-        """The server of this name is read behind `position_ts`. Durable, before any place of its
-        log is saved.
+    async def note(self, name: str, since_ts: int) -> None:
+        """The server of this name is read, and saved positions from `since_ts` on are places of its
+        log. Durable, before any of them is saved.
         """
         if self.known is None or self.known.name != name:
-            self.known = ReadServer(name, position_ts + 1)
+            self.known = ReadServer(name, since_ts)
             await self._meta.put(self._key, self.known.to_json())
 
 
