@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from server.capture import flight
 from server.capture.catalog import Refusal
 from sink.errors import RangeHeldError
 from sink.flight.feeds import Poll
@@ -30,7 +31,10 @@ def soon(feed, start, **limits):
     )
 
 
-def test_no_cut_passes_the_ddl_until_the_table_is_complete_and_the_next_one_has_all_of_it(opened):
+def test_no_cut_passes_the_ddl_until_the_table_is_complete_and_the_next_one_has_all_of_it(
+    opened, monkeypatch
+):
+    monkeypatch.setattr(flight, "_CALL_WAIT_S", 0.2)
     feed = opened(A, B)
     feed.put(A, 1010, 1, x=5)
     reads_again(feed, 1020, A_WIDE)
