@@ -209,10 +209,14 @@ class SinkManager:
             self._tables.end(self._tables.one(span), ts)
             self._changed.notify_all()
 
-    def remove_table(self, span: Span) -> None:
-        """Serve the table no more and free its memory; a table that is not there is no error."""
+    def remove_table(self, span: Span, *, comes_back: bool = False) -> None:
+        """Serve the table no more and free its memory; a table that is not there is no error.
+
+        `comes_back`: it is still one of the whole, and nobody else has it. Until it is added again,
+        the whole is no further than it was, and cannot be cut or planned.
+        """
         with self._changed:
-            table = self._tables.remove(span)
+            table = self._tables.remove(span, comes_back=comes_back)
             if table is None:
                 return
             self._dispatcher.remove_table(span)

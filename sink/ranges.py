@@ -46,21 +46,15 @@ class Ranges:
         whatever fits.
 
         Raises:
-            TableNotFoundError: no such table.
+            TableNotFoundError: no such table; of all, one is missing that is being pulled again.
             RangeCleanedError: `start_ts` is below what is kept.
         """
         with self._changed:
             upper_ts = self._tables.resolved_ts(span)
-            # Only a reader that is behind has to be checked against each of 100,000 tables.
-            may_be_gone = start_ts < self._tables.most_cleaned_ts
-            of_all = self._tables.all() if may_be_gone else self._tables.busy()
-            tables = of_all if span is None else [self._tables.one(span)]
-            if span is None:
-                self._check_history(start_ts)
+            tables = self._tables.busy() if span is None else [self._tables.one(span)]
+        self._check_kept(span, start_ts)
         if upper_ts <= start_ts:
             return start_ts
-        for table in tables if may_be_gone else ():
-            table.check_kept(start_ts)
         if bounds.is_open:
             return min(self._tables.holds.cut_end(start_ts, upper_ts), upper_ts)
         extents = (self._extents(table, start_ts, upper_ts) for table in tables)
@@ -71,8 +65,10 @@ class Ranges:
         """Where the rows of all tables in `(start_ts, end_ts]` lie.
 
         Raises:
-            NotResolvedError, RangeCleanedError: see `Sorter.extents`.
+            NotResolvedError: see `Sorter.extents`.
+            RangeCleanedError: `start_ts` is below what is kept.
         """
+        self._check_kept(None, start_ts)
         with self._changed:
             tables = self._tables.busy()
         return itertools.chain.from_iterable(
@@ -90,11 +86,30 @@ class Ranges:
         whole or of about `slice_bytes` each.
 
         Raises:
-            TableNotFoundError, RangeError, NotResolvedError, RangeCleanedError,
-                RangeCrossesDdlError: as `read`.
+            TableNotFoundError: no such table; of all, one is missing that is being pulled again.
+            RangeError, NotResolvedError, RangeCleanedError, RangeCrossesDdlError: as `read`.
         """
+        if spans is not None:
+            return self._planned(spans, start_ts, end_ts, slice_bytes)
+        while True:
+            removals = self._tables.removals
+            try:
+                slices = self._planned(self._spans(start_ts, end_ts), start_ts, end_ts, slice_bytes)
+                # Rows that were given up meanwhile would look like a range without any.
+                self._check_kept(None, start_ts)
+            except TableNotFoundError:
+                if removals == self._tables.removals:
+                    raise
+            else:
+                # Of a table that went meanwhile, only some slices may be among these.
+                if removals == self._tables.removals:
+                    return slices
+
+    def _planned(
+        self, spans: Sequence[Span], start_ts: int, end_ts: int, slice_bytes: int | None
+    ) -> list[Slice]:
         slices = []
-        for span in self._spans(start_ts, end_ts) if spans is None else spans:
+        for span in spans:
             table = self._checked(span, start_ts, end_ts)
             extents = self._extents(table, start_ts, end_ts)
             if slice_bytes is None:
@@ -102,6 +117,8 @@ class Ranges:
                 slices += [part] if part.rows else []
             else:
                 slices += sliced(span, extents, start_ts, end_ts, slice_bytes)
+            # Once more: rows that were given up meanwhile would look like a range without any.
+            table.check_kept(start_ts)
         return slices
 
     def read(
@@ -138,11 +155,9 @@ class Ranges:
 
     def _spans(self, start_ts: int, end_ts: int) -> list[Span]:
         """The tables that may have rows in a range that all tables have reached."""
+        self._check_kept(None, start_ts)
         with self._changed:
             resolved_ts, tables = self._tables.resolved_ts(None), self._tables.busy()
-            # Where history is kept, a range may begin so far back that a table's rows are gone
-            # which has no others: it would be taken for one without rows.
-            self._check_history(start_ts)
         if end_ts > resolved_ts:
             raise NotResolvedError(
                 f"rows are complete up to {resolved_ts}, not yet to {end_ts}; wait for resolved_ts"
@@ -151,10 +166,31 @@ class Ranges:
             table.span for table in tables if table.start_ts < end_ts and table.end_ts > start_ts
         ]
 
-    def _check_history(self, start_ts: int) -> None:
-        """See that a range of all tables begins with history that all of them have."""
-        kept_ts = self._tables.most_cleaned_ts
-        if self._tables.keeps_history and start_ts < kept_ts:
+    def _check_kept(self, span: Span | None, start_ts: int) -> None:
+        """See that the rows of the table (None: of every table) above `start_ts` are still there.
+
+        A table whose rows are gone may have none left: it looks like one that never had any. So
+        does one that was pulled from above `start_ts`, after a move or a restart.
+        """
+        with self._changed:
+            if span is not None:
+                self._tables.one(span).check_kept(start_ts)
+                return
+            self._tables.check_complete()
+            # Only a reader that is behind has to be checked against each of 100,000 tables.
+            if start_ts >= self._tables.most_cleaned_ts:
+                return
+            self._check_floor(start_ts)
+            tables = self._tables.all()
+        for table in tables:
+            if table.end_ts > start_ts:
+                table.check_kept(start_ts)
+
+    def _check_floor(self, start_ts: int) -> None:
+        """See that a range of all tables begins where none is gone that had rows in it."""
+        tables = self._tables
+        kept_ts = tables.most_cleaned_ts if tables.keeps_history else tables.gone_ts
+        if start_ts < kept_ts:
             raise RangeCleanedError(
                 f"history is kept above {kept_ts}, that from {start_ts} on is gone; begin there"
             )
@@ -260,9 +296,12 @@ class Acks:
 
     def _give_up(self, tables: list[TableSink]) -> None:
         """Let the sorter clean what is not kept of the tables, and tables go that have ended."""
+        # Said before it is done: whoever plans meanwhile must not take rows that go for none.
+        with self._changed:
+            cleaned = [self._tables.note_cleaned(table) for table in tables]
         # The sorter first: whether a table has rows left is asked below, after it was cleaned.
-        for table in tables:
-            self._clean(table)
+        for table, cleaned_ts in zip(tables, cleaned, strict=True):
+            self._clean(table, cleaned_ts)
             self._dispatcher.retry(table)
         with self._changed:
             for table in tables:
@@ -272,8 +311,7 @@ class Acks:
         for table in passed:
             self._remove(table.span)
 
-    def _clean(self, table: TableSink) -> None:
-        cleaned_ts = table.cleaned_ts
+    def _clean(self, table: TableSink, cleaned_ts: int) -> None:
         if cleaned_ts > table.start_ts:
             # The table may be on its way out of the sorter.
             with contextlib.suppress(TableNotFoundError):

@@ -89,6 +89,11 @@ class TableSinks:
         self.holds = Holds()
         self.shared = SharedCheckpoint()
         self.most_cleaned_ts = 0
+        self.gone_ts = 0
+        """Tables that are not here any more had rows at or below it."""
+        self.removals = 0
+        """How often a table of the whole was taken out."""
+        self._absent: set[Span] = set()
         self._tables: dict[Span, TableSink] = {}
         self._busy: dict[Span, TableSink] = {}
         self._ended: dict[Span, TableSink] = {}
@@ -119,6 +124,7 @@ class TableSinks:
         if table.start_ts < self.shared.position.checkpoint_ts:
             self.settle()
         self._tables[table.span] = table
+        self._absent.discard(table.span)
         self._count(table)
 
     def count(self, span: Span) -> None:
@@ -132,18 +138,38 @@ class TableSinks:
             self._standby.discard(span)
             self._count(table)
 
-    def remove(self, span: Span) -> TableSink | None:
-        """Take a table out."""
+    def remove(self, span: Span, *, comes_back: bool = False) -> TableSink | None:
+        """Take a table out. One that comes back holds the whole where it was, and the whole cannot
+        be read meanwhile (`check_complete`).
+        """
         table = self._tables.get(span)
-        if self.keeps_history and table is not None and table.end_ts < MAX_TS:
-            # A range that begins below its end would be taken for one without rows of it.
-            self.most_cleaned_ts = max(self.most_cleaned_ts, table.end_ts)
+        if table is not None and span not in self._standby:
+            self.removals += 1
+            if comes_back:
+                self._absent.add(span)
+            elif table.end_ts < MAX_TS:
+                # A range that begins below its end would be taken for one without rows of it.
+                self.gone_ts = max(self.gone_ts, min(table.end_ts, table.checkpoint_ts))
+                self.most_cleaned_ts = max(self.most_cleaned_ts, self.gone_ts)
+        if span not in self._absent:
+            self._resolved.remove(span)
+            self._checkpoints.remove(span)
         self._standby.discard(span)
-        self._resolved.remove(span)
-        self._checkpoints.remove(span)
         self._busy.pop(span, None)
         self._ended.pop(span, None)
         return self._tables.pop(span, None)
+
+    def check_complete(self) -> None:
+        """See that no table is missing that comes back: its rows would be left out of the whole.
+
+        Raises:
+            TableNotFoundError: one is.
+        """
+        if self._absent:
+            raise TableNotFoundError(
+                f"table {min(self._absent).table_id} is not in this sink now: it is being pulled "
+                "again, or the sink is closed; ask again"
+            )
 
     def get(self, span: Span) -> TableSink | None:
         """The table, if it is there."""
@@ -215,7 +241,12 @@ class TableSinks:
         """The table's checkpoint moved; a table that has left meanwhile is no error."""
         if self._tables.get(table.span) is table:
             self._note_checkpoint(table)
-            self.most_cleaned_ts = max(self.most_cleaned_ts, table.cleaned_ts)
+
+    def note_cleaned(self, table: TableSink) -> int:
+        """The table's rows at or below the returned ts are to go."""
+        cleaned_ts = table.cleaned_ts
+        self.most_cleaned_ts = max(self.most_cleaned_ts, cleaned_ts)
+        return cleaned_ts
 
     def acknowledge_all(self, ts: int) -> bool:
         """Everything up to `ts` is acknowledged, of tables without rows, too;

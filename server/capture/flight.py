@@ -35,7 +35,7 @@ from sink.flight.feeds import (
 )
 from sink.mounter import schema_of
 from sink.versions import Version, Versions
-from sorter.errors import TableNotFoundError
+from sorter.errors import RangeCleanedError, TableNotFoundError
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS, physical_ms
@@ -150,6 +150,8 @@ class OwnerFeeds:
         oldest_ms = _IDLE_CUT_MS if poll.idle_ms is None else min(poll.idle_ms, _IDLE_CUT_MS_MAX)
         feed, sink = self._running(changefeed)
         _check_kept(feed, start_ts)
+        if table is None:
+            _check_begun(feed, start_ts)
         versions = feed.catalog.versions
         version = _named(feed, table).version(table, start_ts) if table else None
         span = version.span if version else None
@@ -185,6 +187,7 @@ class OwnerFeeds:
         versions, locate = feed.catalog.versions, feed.processor.locations
         if tables is None:
             versions.check_range(start_ts, end_ts)
+            _check_begun(feed, start_ts)
             spans = None
         else:
             in_range = [_named(feed, name).of_range(name, start_ts, end_ts) for name in tables]
@@ -340,6 +343,23 @@ def _check_kept(feed: Feed, start_ts: int) -> None:
     """
     if feed.history.is_kept and start_ts < feed.kept_ts:
         raise not_kept(feed.id, start_ts, feed.kept_ts)
+
+
+def _check_begun(feed: Feed, start_ts: int) -> None:
+    """See that a range of all tables begins where no table is gone that had rows in it: one that
+    ended before this run of the changefeed began is not in its sink.
+
+    Raises:
+        RangeCleanedError: there is one.
+    """
+    begun_ts, versions = feed.processor.start_ts, feed.catalog.versions
+    if start_ts >= begun_ts:
+        return
+    if any(each[-1].to_ts <= begun_ts for each in versions.spans(start_ts)):
+        raise RangeCleanedError(
+            f"changefeed {feed.id} was started again at {begun_ts}, and a table had ended before: "
+            f"its rows above {start_ts} are acknowledged and gone; begin at {begun_ts}"
+        )
 
 
 def _stops(feed: Feed) -> tuple[int, int]:

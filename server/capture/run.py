@@ -121,7 +121,8 @@ class Run:
         """Give everything up; blocks."""
         self.sink.stop()
         for versions in self._assignment.catalog.versions.spans(self._start_ts):
-            self.sink.remove_table(versions[0].span)
+            # Whoever still plans over all tables must not take those for all that are left.
+            self.sink.remove_table(versions[0].span, comes_back=True)
         self.rows.sorter.close()
 
     async def changed(self, ddl: Ddl) -> None:
@@ -175,7 +176,7 @@ class Run:
             # The sink first: while its puller ends, the table would hold back all others.
             await asyncio.to_thread(self.sink.remove_table, span)
             gate = await self.pulling.end(span) if self.pulling is not None else None
-            await asyncio.to_thread(self._remove, gate, span)
+            await asyncio.to_thread(self._remove, gate, span, comes_back=False)
             self._assignment.catalog.release(span)
             self.rows.ended.pop(span, None)
             self._ending.discard(span)
@@ -256,7 +257,7 @@ class Run:
         )
         if versions is None:
             # It has ended, and all of it is acknowledged: what is damaged is history.
-            await asyncio.to_thread(self._remove, gate, span)
+            await asyncio.to_thread(self._remove, gate, span, comes_back=False)
             return
         await asyncio.to_thread(self._replace, gate, versions, checkpoint_ts)
         pulling.add(
@@ -264,12 +265,13 @@ class Run:
         )
 
     def _replace(self, gate: Gate | None, versions: Sequence[Version], start_ts: int) -> None:
-        self._remove(gate, versions[0].span)
+        # Without it, a cut of all tables would have none of its rows.
+        self._remove(gate, versions[0].span, comes_back=True)
         self.sink.follow(versions, start_ts)
 
-    def _remove(self, gate: Gate | None, span: Span) -> None:
+    def _remove(self, gate: Gate | None, span: Span, *, comes_back: bool) -> None:
         """Take a table out whose puller has ended."""
-        self.sink.remove_table(span)
+        self.sink.remove_table(span, comes_back=comes_back)
         self.rows.sorter.remove_table(span)
         self.rows.traffic.remove(span)
         # Only now: a call that waits in the gate for room in the sorter ends when its table is

@@ -45,7 +45,7 @@ from server.puller.source import TableChange
 from sink.cut import Bounds, Slice
 from sink.errors import AckAboveResolvedError
 from sink.versions import Ddl
-from sorter.errors import TableNotFoundError
+from sorter.errors import RangeCleanedError, TableNotFoundError
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
@@ -75,6 +75,8 @@ class CombinedSink:
         """What is acknowledged is kept above it; 0: it is not kept."""
         self._held_ts = MAX_TS
         """How far the whole goes at most while a share joins."""
+        self._gone_ts = 0
+        """Tables of shares that are gone had rows at or below it."""
 
     def adopt(self, span: Span, share: Share) -> None:
         """A table has begun."""
@@ -96,8 +98,10 @@ class CombinedSink:
         """One more share, which has no tables yet, and is as far as the whole (`holding`)."""
         self._shares = [*self._shares, share]
 
-    def leave(self, share: Share) -> None:
-        """A share that has no tables any more."""
+    def leave(self, share: Share, gone_ts: int = 0) -> None:
+        """A share that has no tables any more; those that ended there did at or below `gone_ts`."""
+        # First: a plan that finds the share gone must find this.
+        self._gone_ts = max(self._gone_ts, gone_ts)
         self._shares = [each for each in self._shares if each is not share]
         # Whoever plans over all shares asks once more: this one may end meanwhile.
         self._moves += 1
@@ -109,6 +113,10 @@ class CombinedSink:
         # after. By those of before it sees that there was a move, and is made again.
         self._owners = self._owners | dict.fromkeys(spans, share)
         self._moves += 1
+
+    def is_with(self, share: Share, span: Span) -> bool:
+        """Whether a table, also one that has ended, is asked of that share."""
+        return self._owners.get(span) is share
 
     def notify(self) -> None:
         """A share has moved: look again."""
@@ -150,6 +158,7 @@ class CombinedSink:
         """
         if span is not None:
             return self._owner(span).cut(start_ts, max_rows, max_bytes, span)
+        self._check_kept(start_ts)
         if (only := self._only_sink()) is not None:
             return only.cut(start_ts, max_rows, max_bytes)
         # Taken once for all shares: with a later one for each, a share could offer rows above what
@@ -192,6 +201,8 @@ class CombinedSink:
         end_ts: int,
         slice_bytes: int | None,
     ) -> list[Slice]:
+        if spans is None:
+            self._check_kept(start_ts)
         by_share: dict[Share, list[Span] | None] = (
             dict.fromkeys(self._shares) if spans is None else _by_share(owners, spans)
         )
@@ -239,7 +250,15 @@ class CombinedSink:
 
     def kept_ts(self) -> int:
         """See `Sink.kept_ts`."""
-        return max([self.keep_ts, *(share.kept_ts() for share in self._shares)])
+        return max([self.keep_ts, self._gone_ts, *(share.kept_ts() for share in self._shares)])
+
+    def _check_kept(self, start_ts: int) -> None:
+        """See that a range of all tables begins where none is gone that had rows in it."""
+        if start_ts < self._gone_ts:
+            raise RangeCleanedError(
+                f"tables that ended before {self._gone_ts} are gone with the capture that had them, "
+                f"and their rows above {start_ts}: they are acknowledged; begin at the checkpoint_ts"
+            )
 
     def _ask_all(self, ask: Callable[[Share], T]) -> list[T]:
         while True:

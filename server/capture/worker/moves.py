@@ -179,7 +179,7 @@ class TableMover:
             for worker in placement.workers:
                 if worker not in staying and placement.leave(worker):
                     share = self._tables.shares.pop(worker)
-                    self._tables.sink.leave(share)
+                    self._tables.sink.leave(share, self._gone_ts(share))
                     shares.end(share)
                     _log.info(
                         "worker has no share any more",
@@ -187,6 +187,15 @@ class TableMover:
                         worker=worker.name,
                     )
             return division.next(placement.tables(), staying, lambda _: True) is None
+
+    def _gone_ts(self, share: WorkerShare) -> int:
+        """Where the last of the tables ended that go with a share: those are not moved."""
+        ends = (
+            versions[-1].to_ts
+            for versions in self._tables.catalog.versions.spans(0)
+            if self._tables.sink.is_with(share, versions[-1].span)
+        )
+        return max((ts for ts in ends if ts < MAX_TS), default=0)
 
     async def _weigh(self, staying: Sequence[Worker]) -> None:
         """Move tables from a worker that has far more to do than the others."""

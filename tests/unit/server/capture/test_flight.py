@@ -38,6 +38,22 @@ def test_rows_up_to_a_ddl_have_the_old_schema_and_rows_above_it_the_new_one(open
     assert feed.ids("s.b", START, 1040) == [(1015, 1)]
 
 
+def test_a_table_that_ended_before_the_changefeed_began_anew_is_not_left_out(opened):
+    feed = opened(A, B)
+    feed.put(A, 1010, 1, x=5)
+    feed.put(B, 1015, 1, x=6)
+    feed.ddl(1030, dropped=("s.b",))
+    feed.resolve(1040)
+    assert [table for table, *_ in feed.planned(1012, 1030)] == ["s.b"]
+    # As after an error: the same versions, and a sink that has what is above the checkpoint.
+    feed.sink.remove_table(B.source.span)
+    feed.processor.start_ts = 1035
+    for ask in (lambda: feed.planned(1012, 1030), lambda: feed.latest(1012)):
+        with pytest.raises(RangeCleanedError):
+            ask()
+    assert feed.planned(1030, 1040) == []
+
+
 def test_rows_count_as_delivered_once_when_their_cut_is_acknowledged(opened):
     feed = opened(A, B)
     feed.put(A, 1010, 1, x=5)

@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
+from server.capture.errors import ChangefeedNotRunningError
 from server.capture.flight import OwnerFeeds
 from server.capture.pulling import Gate, SorterRows
 from server.capture.repairs import Repairs
 from sorter.errors import BlockCorruptError, TableDamagedError, TableNotFoundError
-from storage.model.errors import ClosedError
+from storage.model.errors import ClosedError, TidemarkError
 from storage.model.span import Span
 from tests.unit.server.capture.conftest import new
 from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
@@ -47,6 +48,68 @@ async def test_a_damaged_table_is_pulled_again_from_its_checkpoint_and_gives_the
     assert feed.processor.sink is sink, "the changefeed was not started again"
     assert await rows(feeds, 1010, 1040) == before
     assert await asyncio.to_thread(feeds.ack, "feed", None, 1040) == 1040
+
+
+async def test_nobody_plans_all_tables_without_the_one_that_is_pulled_again(capture, upstream):
+    owner = await capture.start()
+    feed = await owner.create(new("feed", start_ts=1000, tables=[capture.table]))
+    feeds = OwnerFeeds(owner)
+    await until(lambda: upstream.subscriptions)
+    upstream.commit(1010, 1010, 1010)
+    upstream.resolve(1040)
+    await until(lambda: feed.processor.resolved_ts == 1040)
+    sink, span, told = feed.processor.sink, feed.tables[0].span, []
+    follow = sink.follow
+
+    def ask_first(*args, **kind):
+        try:
+            told.append(feeds.plan("feed", None, 1000, 1040))
+        except ChangefeedNotRunningError as err:
+            told.append(err)
+        follow(*args, **kind)
+
+    sink.follow = ask_first
+    sink._tables.one(span).lose(DAMAGE)
+    await until(lambda: told)
+    assert isinstance(told[0], ChangefeedNotRunningError)
+    await until(lambda: feed.info.state == "normal")
+    [part] = await asyncio.to_thread(feeds.plan, "feed", None, 1000, 1040)
+    assert part.rows == 1
+
+
+async def test_nobody_plans_all_tables_while_the_changefeed_stops(capture, upstream):
+    owner = await capture.start()
+    feed = await owner.create(new("feed", start_ts=1000, tables=[capture.table]))
+    feeds = OwnerFeeds(owner)
+    await until(lambda: upstream.subscriptions)
+    upstream.commit(1010, 1010, 1010)
+    upstream.resolve(1040)
+    await until(lambda: feed.processor.resolved_ts == 1040)
+    sink = feed.processor.sink
+    plan_tables = sink.plan_tables
+    asked, stopped = threading.Event(), threading.Event()
+
+    def stop_first(*args):
+        asked.set()
+        assert stopped.wait(30)
+        return plan_tables(*args)
+
+    sink.plan_tables = stop_first
+    async with asyncio.TaskGroup() as tasks:
+        planning = tasks.create_task(
+            asyncio.to_thread(outcome_of, lambda: feeds.plan("feed", None, 1000, 1040))
+        )
+        await asyncio.to_thread(asked.wait, 30)
+        await owner.pause("feed")
+        stopped.set()
+    assert isinstance(planning.result(), ChangefeedNotRunningError)
+
+
+def outcome_of(call):
+    try:
+        return call()
+    except TidemarkError as err:
+        return err
 
 
 async def test_a_byte_that_changes_on_disk_costs_one_table_a_second_look(

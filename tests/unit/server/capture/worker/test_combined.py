@@ -19,7 +19,7 @@ from server.capture.worker.combined import CombinedSink, SchemaChangeRouter
 from sink.cut import Bounds
 from sink.errors import AckAboveResolvedError
 from sorter import Sorter, SorterSettings
-from sorter.errors import NotResolvedError, TableNotFoundError
+from sorter.errors import NotResolvedError, RangeCleanedError, TableNotFoundError
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.event import INSERT, raw_batch
 from storage.model.span import Span
@@ -396,3 +396,26 @@ async def test_a_share_without_tables_that_ends_while_it_is_limited_ends_nothing
     with pytest.raises(ExceptionGroup) as raised:
         await router.run()
     assert raised.group_contains(UnavailableError)
+
+
+def test_a_share_that_leaves_takes_along_the_rows_of_tables_that_ended_there(two):
+    for span in SPANS:
+        two.feed(span, 50, [15])
+    combined = CombinedSink(two.owners, Inline())
+    for ts in (10, 40):
+        combined.ack(ts)
+    assert len(combined.plan_tables(None, 10, 20)) == len(SPANS)
+    for span in SPANS[2:]:  # they end, and nobody moves them
+        two.sinks[1].end_table(span, 20)
+    assert combined.is_with(two.sinks[1], SPANS[2])
+    combined.leave(two.sinks[1], 20)
+    for ask in (
+        lambda: combined.plan_tables(None, 10, 20),
+        lambda: combined.plan_tables(None, 19, 50),
+        lambda: combined.cut(10),
+    ):
+        with pytest.raises(RangeCleanedError, match="tables that ended before 20"):
+            ask()
+    assert combined.kept_ts() == 20
+    assert combined.plan_tables(None, 20, 50) == []
+    assert combined.cut(20) == 50
