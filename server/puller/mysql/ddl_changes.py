@@ -223,9 +223,11 @@ class DdlChanges:
                 definition = self._found(seen[name].table, before, None).identified(
                     before, before.free_column_id
                 )
-                tracked = taken_over(
-                    before, definition.table(before.id), Context(dialect=logged.dialect)
-                )
+                # A TABLE_MAP has no keys but the primary one.
+                keys_known = isinstance(seen[name].table, Definition) and seen[name].sure
+                context = Context(dialect=logged.dialect)
+                table = definition.table(before.id)
+                tracked = taken_over(before, table, context, keys_known=keys_known)
                 reasons |= {name: "; ".join(tracked.unclear)} if tracked.unclear else {}
         return reasons
 

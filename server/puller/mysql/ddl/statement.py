@@ -7,13 +7,24 @@ Pure.
 """
 
 import enum
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from server.puller.mysql.ddl.grammar.statements import ROW_VERBS, StatementReader
-from server.puller.mysql.ddl.tokens import Dialect, NotUnderstoodError, tokens_of, version_number
+from server.puller.mysql.ddl.tokens import (
+    ANSI_QUOTES,
+    EMPTY_STRING_IS_NULL,
+    NO_BACKSLASH_ESCAPES,
+    ORACLE,
+    REAL_AS_FLOAT,
+    Dialect,
+    NotUnderstoodError,
+    tokens_of,
+    version_number,
+)
 from server.puller.mysql.ddl.tree import (
     AddKey,
     AlterTable,
@@ -105,6 +116,18 @@ _XA: Final = re.compile(
     r"\s*XA\s+(START|BEGIN|END|PREPARE|COMMIT|ROLLBACK)\s+(.*?)\s*(ONE\s+PHASE)?\s*;?\s*$",
     re.I | re.S,
 )
+_SETS_SQL_MODE: Final = re.compile(r"\bSTATEMENT\b.*\bsql_mode\b", re.I | re.S)
+_READING_MODES: Final = (
+    ANSI_QUOTES,
+    NO_BACKSLASH_ESCAPES,
+    ORACLE,
+    REAL_AS_FLOAT,
+    EMPTY_STRING_IS_NULL,
+)
+"""The bits of sql_mode by which a statement's text means something else."""
+_MODE_UNSURE: Final = (
+    "SET STATEMENT sets sql_mode, and by that of its session the text may mean something else"
+)
 _DML_CHARACTERS_MAX: Final = 1 << 16
 """A longer one is not cut into tokens: what it changes counts as not sure."""
 _ROLES: Final = {"moved": Verb.ROWS_MOVED, "dropped": Verb.DROPPED, "filled": Verb.FILLED}
@@ -122,7 +145,7 @@ def read_statement(query: str, schema: str, *, dialect: Dialect = _ANY) -> State
     if first and first[1].upper() in ROW_VERBS and len(query) > _DML_CHARACTERS_MAX:
         return Statement(Kind.ROWS, words=_words(query))
     try:
-        tree = StatementReader(tokens_of(query, dialect), schema, dialect).statement()
+        tree = _tree(query, schema, dialect)
     except NotUnderstoodError as err:
         return Statement(Kind.UNKNOWN, words=_words(query), reason=str(err))
     if isinstance(tree, Savepoint):
@@ -132,6 +155,52 @@ def read_statement(query: str, schema: str, *, dialect: Dialect = _ANY) -> State
     return Statement(
         _kind(tree), actions, _words(query) if isinstance(tree, Dml) else frozenset(), tree=tree
     )
+
+
+def _tree(query: str, schema: str, dialect: Dialect) -> Tree:
+    """Raises NotUnderstoodError."""
+    if dialect.mariadb and _SETS_SQL_MODE.search(query):
+        return _tree_in_any_mode(query, schema, dialect)
+    return StatementReader(tokens_of(query, dialect), schema, dialect).statement()
+
+
+def _tree_in_any_mode(query: str, schema: str, dialect: Dialect) -> Tree:
+    """The tree of a statement that may run behind `SET STATEMENT sql_mode=… FOR`.
+
+    The log has the mode that it ran with. But a server reads the text before it sets anything, by
+    the mode of the session, which no event tells: so all of them are tried.
+    """
+    trees: list[Tree] = []
+    reasons: list[NotUnderstoodError] = []
+    for bits in itertools.product(*((0, bit) for bit in _READING_MODES)):
+        mode = dialect.sql_mode & ~sum(_READING_MODES) | sum(bits)
+        read_as = replace(dialect, sql_mode=mode)
+        try:
+            reader = StatementReader(tokens_of(query, read_as), schema, read_as)
+            tree = reader.statement()
+        except NotUnderstoodError as err:
+            reasons.append(err)
+            continue
+        if reader.sets_sql_mode:
+            trees.append(tree)
+        elif mode == dialect.sql_mode:
+            return tree  # the words stand in a comment, or in a text
+    if not trees:
+        raise reasons[0]
+    return _agreed(trees)
+
+
+def _agreed(trees: list[Tree]) -> Tree:
+    """What all readings of a statement say of it; where they do not agree on columns only, a tree
+    that is not sure.
+    """
+    first = trees[0]
+    if all(tree == first for tree in trees):
+        return first
+    actions = {tuple(_actions(tree)) for tree in trees}
+    if isinstance(first, AlterTable | CreateTable) and len(actions) == 1:
+        return replace(first, unsure=_MODE_UNSURE)
+    raise NotUnderstoodError(_MODE_UNSURE)
 
 
 def statement_of(query: Query, dialect: Dialect) -> Statement:

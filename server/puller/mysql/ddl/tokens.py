@@ -18,7 +18,7 @@ ANSI_QUOTES: Final = 1 << 2
 ORACLE: Final = 1 << 9
 NO_BACKSLASH_ESCAPES: Final = 1 << 20
 _STRICT: Final = 1 << 21 | 1 << 22
-_REAL_AS_FLOAT: Final = 1
+REAL_AS_FLOAT: Final = 1
 _PAD_CHAR: Final = 1 << 31
 _ROUND_FRACTIONAL: Final = 1 << 34
 EMPTY_STRING_IS_NULL: Final = 1 << 32
@@ -108,7 +108,7 @@ class Dialect:
     @property
     def real_as_float(self) -> bool:
         """Whether REAL is FLOAT."""
-        return bool(self.sql_mode & _REAL_AS_FLOAT)
+        return bool(self.sql_mode & REAL_AS_FLOAT)
 
     @property
     def pads_char(self) -> bool:

@@ -59,6 +59,7 @@ VERSIONED: Final = "it is system-versioned, so its log has rows of the past"
 """Why such a table cannot be replicated."""
 _TEXTS: Final = STRINGS | {Type.ENUM, Type.SET}
 _WORD: Final = re.compile(r"[\w$]+")
+_KEYS_UNTOLD: Final = "its rows were copied, and whether a unique key left some out is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ def created(tree: CreateTable, table_id: int, first_column_id: int, context: Con
     Raises:
         LostError: its columns come from elsewhere, or depend on what is not known.
     """
+    if tree.unsure:
+        raise LostError(tree.unsure)
     if tree.like is not None or not tree.columns or (tree.selects and not tree.logs_rows):
         raise LostError("its columns come from another table")
     _check_period(tree.options)
@@ -129,15 +132,19 @@ def copied(source: Table, tree: CreateTable, table_id: int, first_column_id: int
     )
 
 
-def taken_over(before: Table, table: Table, context: Context) -> Tracked:
+def taken_over(
+    before: Table, table: Table, context: Context, *, keys_known: bool = True
+) -> Tracked:
     """Another table, with its rows, has become the one of a name: gh-ost and
     pt-online-schema-change end so.
 
     Columns of one name are the same; what the rows hold in others was never seen, so they are read
-    again.
+    again. Nor was it seen which rows are in it: the tools copy them by INSERT IGNORE, which leaves
+    out what a new unique key does not let in. `keys_known`: whether `table` has its own keys.
     """
     columns_before = {column.name.lower(): column for column in before.columns}
-    unclear = []
+    unclear = [_left_out(before, table)] if keys_known else [_KEYS_UNTOLD]
+    unclear = list(filter(None, unclear))
     for column in table.columns:
         was = columns_before.get(column.name.lower())
         why = (
@@ -150,6 +157,30 @@ def taken_over(before: Table, table: Table, context: Context) -> Tracked:
     return Tracked(table, tuple(unclear))
 
 
+def _left_out(before: Table, table: Table) -> str:
+    """Why rows of `before` may be missing in a copy of it; nothing: it has all of them."""
+    if before.indexes is None or table.indexes is None:
+        return _KEYS_UNTOLD
+    collations = {column.name.lower(): column.collation for column in before.columns}
+    collations_now = {column.name.lower(): column.collation for column in table.columns}
+    had = {_unique_over(index) for index in before.indexes} - {None}
+    for index in table.indexes:
+        if index.kind == "plain":
+            continue
+        # What was unique before is so still, but by another collation more values are equal.
+        names = [name.lower() for name in index.columns]
+        same_order = all(collations.get(name) == collations_now.get(name) for name in names)
+        if _unique_over(index) not in had or not same_order:
+            return f"key {index.name} is unique, and may have left out rows that were copied"
+    return ""
+
+
+def _unique_over(index: Index) -> frozenset[str] | None:
+    """The columns of a unique key; None: it is none, or has an expression."""
+    is_plain = index.kind == "plain" or "" in index.columns
+    return None if is_plain else frozenset(name.lower() for name in index.columns)
+
+
 def altered(table: Table, tree: AlterTable, context: Context) -> Tracked:
     """The table that ALTER TABLE makes of `table`, under its old name.
 
@@ -157,6 +188,8 @@ def altered(table: Table, tree: AlterTable, context: Context) -> Tracked:
         LostError: the statement is about columns that the table does not have, or depends on what
             is not known.
     """
+    if tree.unsure:
+        raise LostError(tree.unsure)
     return _Alter(table, tree, context).run()
 
 
@@ -555,7 +588,11 @@ def faults_of(tree: CreateTable) -> tuple[str, ...]:
 
 
 def _faults(specs: Sequence[Spec], keys: Sequence[Key]) -> tuple[str, ...]:
-    faults = [cascade_fault(key.changes_rows) for key in keys if key.changes_rows]
+    faults = [
+        cascade_fault(f"{key.name} ({key.changes_rows})".lstrip())
+        for key in keys
+        if key.changes_rows
+    ]
     for spec in specs:
         if isinstance(spec, Engine) and spec.name.lower() not in TRANSACTIONAL:
             faults.append(

@@ -243,6 +243,8 @@ class AlterTable:
     specs: tuple[Spec, ...] = ()
     ignore: bool = False
     if_exists: bool = False
+    unsure: str = ""
+    """Why the statement may say something else of the columns than this tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +263,8 @@ class CreateTable:
     """The rows, and maybe columns, come from a query (CREATE TABLE … SELECT)."""
     logs_rows: bool = False
     """MySQL's START TRANSACTION: the rows of its query follow as rows."""
+    unsure: str = ""
+    """As of AlterTable."""
 
 
 @dataclass(frozen=True, slots=True)

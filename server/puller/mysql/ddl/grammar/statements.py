@@ -82,6 +82,9 @@ _SET_ACCOUNTS: Final = ("PASSWORD", "ROLE", "DEFAULT", "RESOURCE")
 class StatementReader(TableChangeReader):
     """Reads one statement."""
 
+    sets_sql_mode = False
+    """Whether a SET STATEMENT before it sets sql_mode, for its run but not for its lexer."""
+
     def statement(self) -> Tree:
         """The whole of it.
 
@@ -99,9 +102,10 @@ class StatementReader(TableChangeReader):
     def _variables(self) -> None:
         """`name = value, … FOR`: what is set for this statement only."""
         while not self.skip("FOR"):
-            self.name()
+            variable = self.name()
             while self.skip("."):
-                self.name()
+                variable = self.name()
+            self.sets_sql_mode |= variable.lower() == "sql_mode"
             self.expect("=")
             while not (self.sees(",") or self.sees("FOR")):
                 if self.sees("("):

@@ -18,6 +18,8 @@ from server.puller.mysql.ddl.tree import (
 )
 
 _CHANGES_ROWS: Final = frozenset({"CASCADE", "SET"})
+_OF_TWO: Final = frozenset({"SET", "NO"})
+"""Actions of a foreign key that have two words."""
 _PLAIN_OPTIONS: Final = frozenset(
     re.findall(
         r"\w+",
@@ -145,10 +147,10 @@ class KeyReader(TokenReader):
                 action = self.next().text.upper()
                 if not event or action not in ("RESTRICT", "CASCADE", "SET", "NO"):
                     raise NotUnderstoodError("an unknown action of a foreign key")
-                if action in ("SET", "NO"):
-                    self.next()
+                # SET NULL, SET DEFAULT, NO ACTION
+                whole = f"{action} {self.next().text.upper()}" if action in _OF_TWO else action
                 if action in _CHANGES_ROWS:
-                    changes.append(f"ON {event} {action}")
+                    changes.append(f"ON {event} {whole}")
             else:
                 return " ".join(changes)
 

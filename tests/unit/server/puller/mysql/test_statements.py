@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from server.puller.mysql.ddl.statement import Kind, Statement, read_statement
 from server.puller.mysql.ddl.tokens import Dialect
+from server.puller.mysql.ddl.tree import AlterTable, CreateTable
 from storage.mysql.event import EventType
 from tests.unit.server.puller.mysql.statements import (
     NO_EFFECT,
@@ -74,6 +75,31 @@ def test_names_and_strings_are_those_of_the_sessions_sql_mode(
 ) -> None:
     statement = read(query, Dialect(sql_mode=mode, version=101119))
     assert [action.name[1] for action in statement.actions] == [name]
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("SET STATEMENT sql_mode='ANSI_QUOTES' FOR ALTER TABLE t ADD x INT DEFAULT 5", ""),
+        (r"SET STATEMENT sql_mode='' FOR ALTER TABLE t ADD x TEXT DEFAULT 'a\nb'", "of its session"),
+        ("SET STATEMENT sql_mode='' FOR CREATE TABLE t (id INT PRIMARY KEY, d DATE)", "of its session"),
+        (r"ALTER TABLE t /* SET STATEMENT sql_mode */ ADD x TEXT DEFAULT 'a\nb'", ""),
+        (r"SET STATEMENT lock_wait_timeout=5 FOR ALTER TABLE t ADD x TEXT DEFAULT 'a\nb'", ""),
+    ],
+)  # fmt: skip
+def test_the_mode_that_a_statement_sets_for_itself_is_not_the_one_it_is_read_with(
+    query: str, reason: str
+) -> None:
+    tree = read(query, Dialect(sql_mode=4, version=101119)).tree
+    assert isinstance(tree, AlterTable | CreateTable)
+    assert reason in tree.unsure if reason else not tree.unsure
+
+
+def test_a_statement_that_is_about_other_tables_in_another_mode_is_not_understood() -> None:
+    query = "SET STATEMENT sql_mode='' FOR DROP TABLE \"t\""
+    assert read(query, Dialect(version=101119)).actions  # it failed in every other mode
+    query = "SET STATEMENT sql_mode='' FOR UPDATE \"t\" SET v = 1"
+    assert read(query, Dialect(version=101119)).kind is Kind.UNKNOWN
 
 
 def test_executable_comments_run_where_the_server_runs_them() -> None:

@@ -15,7 +15,7 @@ from server.puller.mysql.ddl.column_types import Collations, LostError
 from server.puller.mysql.ddl.definition import UNTOLD
 from server.puller.mysql.ddl.statement import read_statement
 from server.puller.mysql.ddl.tokens import Dialect
-from server.puller.mysql.ddl.tracker import Context, Tracked, altered, created
+from server.puller.mysql.ddl.tracker import Context, Tracked, altered, created, taken_over
 from server.puller.mysql.ddl.tree import AlterTable, CreateTable
 
 STRICT = Dialect(version=101119, sql_mode=1 << 21)
@@ -337,13 +337,45 @@ def test_what_does_not_fit_the_table_is_lost_not_guessed(statement: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("definition", "why"),
+    [
+        ("", ""),
+        ("KEY (v)", ""),
+        ("UNIQUE (v)", "key v is unique"),
+        ("UNIQUE k (v, id)", "key k is unique"),
+        ("UNIQUE k (id)", ""),
+        ("UNIQUE ((v + 1))", "is unique"),
+    ],
+)
+def test_a_copy_with_a_new_unique_key_may_lack_rows(definition: str, why: str) -> None:
+    columns = "id INT PRIMARY KEY, v INT"
+    before = table_of(columns).table
+    copy = table_of(", ".join(filter(None, (columns, definition)))).table
+    unclear = "; ".join(taken_over(before, copy, Context()).unclear)
+    assert why in unclear if why else not unclear
+    assert "not known" in "; ".join(taken_over(before, copy, Context(), keys_known=False).unclear)
+
+
+def test_a_copy_by_another_collation_may_lack_rows() -> None:
+    before, copy = (
+        table_of(f"c VARCHAR(9) COLLATE {name} PRIMARY KEY").table
+        for name in ("utf8mb4_bin", "utf8mb4_general_ci")
+    )
+    assert taken_over(before, copy, Context()).unclear
+
+
+@pytest.mark.parametrize(
     ("statement", "fault"),
     [
         (
             "ADD FOREIGN KEY (v) REFERENCES p (id) on update set null on delete cascade",
-            "ON UPDATE SET ON DELETE CASCADE",
+            "the foreign key (ON UPDATE SET NULL ON DELETE CASCADE), which",
         ),
-        ("ADD c INT REFERENCES p (id) ON DELETE CASCADE", "ON DELETE CASCADE"),
+        (
+            "ADD CONSTRAINT f FOREIGN KEY (v) REFERENCES p (id) ON DELETE SET DEFAULT",
+            "the foreign key f (ON DELETE SET DEFAULT), which",
+        ),
+        ("ADD c INT REFERENCES p (id) ON DELETE CASCADE", "the foreign key (ON DELETE CASCADE)"),
         ("ADD FOREIGN KEY (v) REFERENCES p (id) ON DELETE RESTRICT ON UPDATE NO ACTION", ""),
         ("ADD c INT COMMENT 'FOREIGN KEY x ON DELETE CASCADE'", ""),
         ("ADD SYSTEM VERSIONING", "system-versioned"),
