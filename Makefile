@@ -265,7 +265,7 @@ lock: ## Renew the lock files from pyproject.toml (needs uv)
 	uv lock
 	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --all-groups --no-header --no-annotate -o requirements.lock
 	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --no-dev --no-header --no-annotate -o deploy/spark.lock
-	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --extra build --prune pyspark --no-dev --no-header --no-annotate -o deploy/daemon.lock
+	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --extra build --extra otel --prune pyspark --no-dev --no-header --no-annotate -o deploy/daemon.lock
 	printf 'deltalake\npolars\npyiceberg[pyarrow]\n' | uv pip compile - -q --generate-hashes --python-version 3.11 --no-header --no-annotate --no-emit-index-url -o tests/readers.lock
 	printf 'atheris\n' | uv pip compile - -q --generate-hashes --python-version 3.11 --no-header --no-annotate --no-emit-index-url -o tests/fuzz.lock
 

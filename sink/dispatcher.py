@@ -46,6 +46,7 @@ from sink.progress import (
     advance_to,
 )
 from sink.quota import MemQuota
+from sink.range_times import RangeTime, RangeTimes
 from sink.table_sink import TableSink
 from sorter import Sorter
 from sorter.errors import (
@@ -107,6 +108,8 @@ class Dispatcher:
         self._split_txn = split_txn
         self._upper = upper
         self._stage_after_s = stage_after_s
+        self.times: RangeTimes | None = None
+        """For traces."""
         self._request_bytes = min(_REQUEST_BYTES, max(quota.total_bytes // _TASKS_IN_QUOTA, 1))
         self._wanted = threading.Condition()
         self._heap = ProgressHeap()
@@ -307,8 +310,10 @@ class Dispatcher:
             request_bytes=self._request_bytes,
         )
         table, ended = task.table, "stopped"
+        begun_ns = time.time_ns()
         try:
             result = run.run(self._sorter)
+            self._note_staged(task, run, result, begun_ns)
             ended = "gave_up" if result.gave_up else "done"
             self._went_well(table)
         except RangeCleanedError:  # acknowledged while it waited: begin again at the checkpoint
@@ -325,6 +330,20 @@ class Dispatcher:
         finally:
             metrics.TASKS.labels(ended).inc()
         return result
+
+    def _note_staged(
+        self, task: SinkTask, run: "TaskRun", result: TaskResult, begun_ns: int
+    ) -> None:
+        if self.times is None or not run.staged_rows:
+            return
+        staged = RangeTime(
+            task.lower.commit_ts,
+            result.next_lower.commit_ts - 1,
+            begun_ns,
+            time.time_ns(),
+            run.staged_rows,
+        )
+        self.times.note_staged(task.table.span, staged)
 
     def _failed(self, table: TableSink, err: Exception) -> None:
         # The rows cannot be trusted: no reader may get past them.
@@ -390,6 +409,7 @@ class TaskRun:
         self._split_txn = split_txn
         self._request_bytes = self._spare_bytes = request_bytes
         self._next_lower = task.lower
+        self.staged_rows = 0
         self._last: Position | None = None  # the last row appended
         # the last commit_ts below it: read to its end
         self._previous_commit_ts = 0
@@ -465,6 +485,7 @@ class TaskRun:
                 return False
         self._spare_bytes -= size
         self._task.table.append(batch, size)
+        self.staged_rows += batch.num_rows
         metrics.BATCH_ROWS.observe(batch.num_rows)
         return True
 

@@ -25,6 +25,7 @@ from sink.metrics import SinkStats
 from sink.mounter import WithBefore, whole_mounter
 from sink.mounts import Mount, Mounting, Mounts
 from sink.quota import MemQuota
+from sink.range_times import RangeTimes
 from sink.ranges import Acks, Ranges
 from sink.row_filter import FilteredMounter
 from sink.table_sink import Incarnation, TableSink
@@ -47,10 +48,13 @@ class SinkManager:
         workers: int = 2,
         split_txn: bool = True,
         stage_after_s: float = 0.0,
+        times: RangeTimes | None = None,
     ) -> None:
         """`memory_quota_bytes` bounds what is staged; `split_txn` lets a transaction be staged in
-        parts; for `stage_after_s` new rows wait for a reader before they are staged.
+        parts; for `stage_after_s` new rows wait for a reader before they are staged; `times` are
+        for traces.
         """
+        self.times = times
         self._sorter = sorter
         self._quota = MemQuota(memory_quota_bytes)
         self._changed = threading.Condition()
@@ -68,6 +72,7 @@ class SinkManager:
             upper=upper,
             stage_after_s=stage_after_s,
         )
+        self._dispatcher.times = times
         self._acks = Acks(sorter, self._tables, self._changed, self._dispatcher, self._retire)
         sorter.on_resolve(self._on_resolve)
 

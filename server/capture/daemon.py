@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import structlog
 from prometheus_client import REGISTRY
+from pyspark_tidemark import tracing
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, worker_pb2
 
 from server.capture.api_v2.api import Api
@@ -55,6 +57,7 @@ from server.rpc.tikv import KvClient
 from sink.flight.tokens import Readers, read_token
 from storage.tasks import beside
 
+_log = structlog.get_logger(__name__)
 _ASKING_THREADS: Final = 32
 _FORWARDING_THREADS: Final = 128
 """Each reader whose changefeed is elsewhere takes one while it waits for rows."""
@@ -149,7 +152,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
     directory = _directory(config)
     known = opened(config.access_file)
     readers = config.readers()
-    with lock(directory) as identity:
+    with lock(directory) as identity, tracing.sending("tidemark-capture", _log.warning):
         # Sorted rows are a cache of the upstream: what an earlier process left belongs to a run
         # that has ended.
         shutil.rmtree(directory / "sorter", ignore_errors=True)

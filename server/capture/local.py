@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
+from pyspark_tidemark import tracing
 from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture.errors import ChangefeedNotRunningError, TableMoveError
@@ -30,6 +31,7 @@ from server.puller.source import Peer, SourceContext
 from server.puller.tikv.puller import RegionProgress, TablePuller, raw_bounds
 from server.rpc.enum_name import enum_name
 from server.rpc.tikv import KvClient
+from sink.range_times import RangeTimes
 from sorter import Sorter, SorterSettings
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
@@ -179,16 +181,18 @@ class LocalProcessor(ProcessorPosition):
             ThreadPoolExecutor(_THREADS, thread_name_prefix=f"puller {name}") as executor,
         ):
             sorter = await _opened(self._directory, sorter_bytes)
+            times = RangeTimes() if tracing.is_on() else None
             sink = LocalSink(
                 sorter,
                 memory_quota_bytes=sink_bytes,
                 workers=_SINK_WORKERS,
                 stage_after_s=_STAGE_AFTER_S,
+                times=times,
             )
             run = Run(
                 self._assignment,
                 self.start_ts,
-                SorterRows(sorter, executor, open_transactions),
+                SorterRows(sorter, executor, open_transactions, times),
                 sink,
             )
             try:

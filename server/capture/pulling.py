@@ -8,6 +8,7 @@ before another puller takes the table over.
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -21,10 +22,12 @@ from server.changefeed.table import SourceTable
 from server.puller.open_transactions import OpenTransactions
 from server.puller.source import Merging, Peer, Puller, Source
 from server.puller.tikv.puller import TablePuller
+from sink.range_times import RangeTime, RangeTimes
 from sorter import Sorter
 from sorter.errors import TableNotFoundError
 from storage.model.errors import ClosedError
 from storage.model.span import Span
+from storage.model.ts import physical_ms
 
 
 class SorterRows:
@@ -33,21 +36,33 @@ class SorterRows:
     """
 
     def __init__(
-        self, sorter: Sorter, executor: Executor, open_transactions: OpenTransactions | None = None
+        self,
+        sorter: Sorter,
+        executor: Executor,
+        open_transactions: OpenTransactions | None = None,
+        times: RangeTimes | None = None,
     ) -> None:
-        """Without `open_transactions` a source keeps them all in memory."""
+        """Without `open_transactions` a source keeps them all in memory; `times` are for traces."""
         self.sorter = sorter
         self.executor = executor
         self.open_transactions = open_transactions or OpenTransactions()
         self.ended: dict[Span, int] = {}
         """Tables that end, and where."""
         self.traffic = TableTraffic()
+        self._times = times
 
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
         """See `Rows.add`."""
         try:
+            came_ns = time.time_ns()
             self.sorter.add(span, batch)
-            self.traffic.add(span, batch.column("commit_ts").to_numpy(), batch.nbytes)
+            commit_ts = batch.column("commit_ts").to_numpy()
+            self.traffic.add(span, commit_ts, batch.nbytes)
+            if self._times is not None and len(commit_ts):
+                first_ts, last_ts = int(commit_ts.min()), int(commit_ts.max())
+                committed_ns = min(physical_ms(first_ts) * 1_000_000, came_ns)
+                pulled = RangeTime(first_ts, last_ts, committed_ns, came_ns, len(commit_ts))
+                self._times.note_pulled(span, pulled, time.time_ns())
         except TableNotFoundError:
             if span not in self.ended:
                 raise
@@ -56,6 +71,8 @@ class SorterRows:
         """See `Rows.resolve`."""
         try:
             self.sorter.resolve(span, ts)
+            if self._times is not None:
+                self._times.note_resolved(span, ts, time.time_ns())
         except TableNotFoundError:
             if span not in self.ended:
                 raise

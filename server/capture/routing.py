@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import grpc.aio
 import pyarrow as pa
 import pyarrow.flight as fl
+from pyspark_tidemark import tracing
 
 from server.capture.errors import NotOwnerError
 from server.capture.maintainers import Maintainers
@@ -209,6 +210,8 @@ class FlightForwarder:
             "end": end_ts,
             "before": before,
         }
+        if traceparent := tracing.current().traceparent:
+            document["traceparent"] = traceparent
         ticket = fl.Ticket(json.dumps(document).encode())
 
         def opened() -> tuple[fl.FlightStreamReader, pa.Schema]:

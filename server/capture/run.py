@@ -10,9 +10,11 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import pyarrow as pa
 import structlog
+from pyspark_tidemark import tracing
 
 from server.capture.cut import CutPart, cut_part
 from server.capture.errors import TargetInRereadError
@@ -43,6 +45,18 @@ class LocalSink(SinkManager):
         if bounds.is_open or end_ts <= start_ts:
             return CutPart(end_ts)
         return cut_part(self.extents(start_ts, end_ts), start_ts, end_ts)
+
+    def read(
+        self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """See `SinkManager.read`; shows in the reader's trace what was done for these rows."""
+        reader = tracing.current()
+        if self.times is not None and reader.is_recording:
+            for name, done in self.times.of_range(span, start_ts, end_ts).items():
+                reader.child(
+                    name, done.start_ns, table_id=span.table_id, rows=done.rows, batches=done.count
+                ).end(end_ns=done.end_ns)
+        return super().read(span, start_ts, end_ts, before=before)
 
 
 class Run:

@@ -172,23 +172,24 @@ class Ticket:
     start: int
     end: int
     before: bool = False
+    traceparent: str = ""
+    """The reader's span, of which the read is a part; empty: it traces nothing."""
 
     @classmethod
     def parse(cls, body: bytes) -> "Ticket":
         """Read the ticket; raises FlightRequestError."""
         doc = _document(body)
-        return cls(
-            _text(doc, "changefeed"), _text(doc, "table"), *_range(doc), _flag(doc, "before")
-        )
+        traceparent = _optional_text(doc, "traceparent") or ""
+        names = _text(doc, "changefeed"), _text(doc, "table")
+        return cls(*names, *_range(doc), _flag(doc, "before"), traceparent)
 
     def document(self) -> dict[str, Any]:
-        """The members, for a plan."""
+        """The members, for a plan; those that say nothing are left out."""
         members = asdict(self)
-        return (
-            members
-            if self.before
-            else {name: value for name, value in members.items() if name != "before"}
-        )
+        for name in ("before", "traceparent"):
+            if not members[name]:
+                del members[name]
+        return members
 
 
 def _document(body: bytes) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.flight as fl
 from prometheus_client import Counter, Histogram
+from pyspark_tidemark import tracing
 
 from sink.flight.documents import (
     Ack,
@@ -130,12 +131,22 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         with _errors_cross_the_wire("get"):
             request = Ticket.parse(ticket.ticket)
             _check_reader(context, request.changefeed)
-            schema, batches = self._feeds.read(
-                request.changefeed, request.table, request.start, request.end, before=request.before
-            )
+            span = _begun_slice(request)
+            try:
+                with tracing.within(span):
+                    schema, batches = self._feeds.read(
+                        request.changefeed,
+                        request.table,
+                        request.start,
+                        request.end,
+                        before=request.before,
+                    )
+            except Exception as err:
+                span.end(err)
+                raise
             # The batches are made when gRPC asks for them: an error among them has to cross the
             # wire there, too (`_streamed`).
-            return fl.GeneratorStream(schema, _streamed(batches))
+            return fl.GeneratorStream(schema, _streamed(batches, span))
 
     def _describe(self, request: Describe) -> Answer:
         description = self._feeds.describe(
@@ -204,13 +215,35 @@ def _known(action: str) -> str:
     return action if action in _ACTIONS else "unknown"
 
 
-def _streamed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    started = time.monotonic()
-    with _errors_cross_the_wire("get"):
-        for batch in batches:
-            _ROWS_SENT.inc(batch.num_rows)
-            _BYTES_SENT.inc(batch.nbytes)
-            yield batch
+def _begun_slice(request: Ticket) -> tracing.Span:
+    return tracing.begin_below(
+        request.traceparent,
+        "slice",
+        changefeed=request.changefeed,
+        table=request.table,
+        start_ts=request.start,
+        commit_ts=request.end,
+    )
+
+
+def _streamed(
+    batches: Iterator[pa.RecordBatch], span: tracing.Span = tracing.NO_SPAN
+) -> Iterator[pa.RecordBatch]:
+    started, rows, size_bytes = time.monotonic(), 0, 0
+    failure: BaseException | None = None
+    try:
+        with _errors_cross_the_wire("get"):
+            for batch in batches:
+                rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
+                _ROWS_SENT.inc(batch.num_rows)
+                _BYTES_SENT.inc(batch.nbytes)
+                yield batch
+    except BaseException as err:  # a reader that goes away closes the generator
+        failure = err
+        raise
+    finally:
+        span.set(rows=rows, bytes=size_bytes)
+        span.end(failure)
     _CALL_SECONDS.labels("get").observe(time.monotonic() - started)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import structlog
+from pyspark_tidemark import tracing
 from tidemarkpb.v1 import worker_pb2
 
 from server.capture.directory import control_socket, flight_socket, sorter_directory
@@ -29,6 +31,8 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,35 +61,36 @@ async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIt
         PortInUseError, FlightPortError: an address cannot be listened on.
     """
     directory, number = Path(config.data_dir), config.number
-    async with (
-        PdClient.open(config.coordinator, security) as pd,
-        KvClient.open(pd, security) as kv,
-        EventFeeds.open(pd.cluster_id, security, config.stream_silence_seconds) as feeds,
-        asyncio.TaskGroup() as tasks,
-    ):
-        context = host_context(SourceContext(pd, feeds, kv))
-        resources = Resources(
-            context, sorter_directory(directory, number), config.memory_quota_bytes
-        )
-        host = Host(tasks, partial(LocalProcessor, resources))
-        server = RpcServer()
-        server.add_service(
-            worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
-            WorkerService(host, sources(context)),
-        )
-        locks = tasks.create_task(StuckLocks(pd, kv, host.pullers).run())
+    with tracing.sending(f"tidemark-capture-worker-{number}", _log.warning):
         async with (
-            serving_flight(
-                ShareFeeds(host),
-                config.flight_addr,
-                security=security,
-                readers=readers_of(opened(config.access_file), config.flight_token_file),
-            ) as flight,
-            # For its capture: a Unix socket that only the capture's user can open needs neither
-            # TLS nor token.
-            serving_flight(ShareFeeds(host), flight_socket(directory, number)),
-            server.listen(control_socket(directory, number)),
+            PdClient.open(config.coordinator, security) as pd,
+            KvClient.open(pd, security) as kv,
+            EventFeeds.open(pd.cluster_id, security, config.stream_silence_seconds) as feeds,
+            asyncio.TaskGroup() as tasks,
         ):
-            yield {"flight": flight.bound}
-        locks.cancel()
-        host.close()
+            context = host_context(SourceContext(pd, feeds, kv))
+            resources = Resources(
+                context, sorter_directory(directory, number), config.memory_quota_bytes
+            )
+            host = Host(tasks, partial(LocalProcessor, resources))
+            server = RpcServer()
+            server.add_service(
+                worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
+                WorkerService(host, sources(context)),
+            )
+            locks = tasks.create_task(StuckLocks(pd, kv, host.pullers).run())
+            async with (
+                serving_flight(
+                    ShareFeeds(host),
+                    config.flight_addr,
+                    security=security,
+                    readers=readers_of(opened(config.access_file), config.flight_token_file),
+                ) as flight,
+                # For its capture: a Unix socket that only the capture's user can open needs neither
+                # TLS nor token.
+                serving_flight(ShareFeeds(host), flight_socket(directory, number)),
+                server.listen(control_socket(directory, number)),
+            ):
+                yield {"flight": flight.bound}
+            locks.cancel()
+            host.close()

@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 import pyarrow as pa
 import pyarrow.flight as fl
+from pyspark_tidemark import tracing
 from tidemarkpb.v1 import capture_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
@@ -450,7 +451,13 @@ class RemoteShare:
         """See `Share.read`: passes the worker's rows on; errors of the range are raised at once."""
         # The first batch is fetched here: an error that came with it only when the rows are
         # iterated would reach the Flight reader in the middle of its stream.
-        ticket = Ticket(self._changefeed, self._name(span, start_ts), start_ts, end_ts).document()
+        ticket = Ticket(
+            self._changefeed,
+            self._name(span, start_ts),
+            start_ts,
+            end_ts,
+            traceparent=tracing.current().traceparent,
+        ).document()
         batches = self._batches(ticket | {"before": True} if before else ticket)
         first = next(batches, None)
         return batches if first is None else _chained(first, batches)

@@ -31,6 +31,8 @@ _ACTION_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 3600.0
 _REPORT_TIMEOUT_S = 5.0
 _AGAIN_TIMEOUT_S = 5.0
+_TRACED_SLICES_MAX: Final = 100
+"""A first cut may have a slice for each of 100,000 tables; nobody looks at so many spans."""
 ACK_AGAIN_S: Final = 10.0
 """How often an idle reader repeats its last acknowledgement."""
 
@@ -123,6 +125,8 @@ class SliceEndpoint:
     ticket: bytes
     rows: int
     size_bytes: int
+    is_traced: bool = False
+    """Whether its ticket names the span that the read is a part of."""
 
 
 class Changefeed:
@@ -131,6 +135,8 @@ class Changefeed:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._epoch: int | None = None
+        self.traceparent = options.traceparent
+        """The span of which the reads that are planned now are a part; empty: nothing is traced."""
 
     @property
     def epoch(self) -> int:
@@ -211,7 +217,7 @@ class Changefeed:
         more: dict[str, Any] = {"before": True} if options.before_image else {}
         if tables is not None:
             body["tables"] = list(tables)
-        return [
+        slices = [
             SliceEndpoint(
                 item["table"],
                 tuple(item["locations"]),
@@ -221,6 +227,7 @@ class Changefeed:
             )
             for item in self._action("plan", body | more)["slices"]
         ]
+        return slices_within(self.traceparent, slices)
 
     def ack(self, ts: int, table: str | None = None) -> int:
         """Say that everything up to `ts` is durable at the reader,
@@ -333,6 +340,20 @@ class Changefeed:
             return answer
 
         return last_good_first(self._options.endpoints, asked, retry_s)
+
+
+def slices_within(traceparent: str, slices: Sequence[SliceEndpoint]) -> list[SliceEndpoint]:
+    """The same slices, whose reads are a part of a span: the first ones of many."""
+    if not traceparent:
+        return list(slices)
+    member = {"traceparent": traceparent}
+    traced = [
+        dataclasses.replace(
+            part, ticket=json.dumps(json.loads(part.ticket) | member).encode(), is_traced=True
+        )
+        for part in slices[:_TRACED_SLICES_MAX]
+    ]
+    return [*traced, *slices[_TRACED_SLICES_MAX:]]
 
 
 def _table(item: dict[str, Any]) -> TableMeta:

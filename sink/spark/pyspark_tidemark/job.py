@@ -26,6 +26,7 @@ from typing import IO, Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_tidemark import tracing
 from pyspark_tidemark.application import (
     attached_session,
     close_session,
@@ -65,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
             check_java()
         if arguments.follow_parent:
             threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
-        return _reported(arguments, own_output())
+        with tracing.sending("tidemark-lake-job", _warn):
+            return _reported(arguments, own_output())
     except Exception as err:  # noqa: BLE001 - whatever it is, the job ends with a code
         error = _error(err)
         if error.code != _LOST and (error is not err or err.__cause__ is not None):
@@ -398,6 +400,10 @@ def _logged(checkpoint: Path, batch: int) -> int | None:
         return None
     ts = offset.get("ts") if isinstance(offset, dict) else None
     return ts if isinstance(ts, int) else None
+
+
+def _warn(message: str) -> None:
+    sys.stderr.write(f"WARNING: {message}\n")
 
 
 def _follow_parent() -> None:

@@ -16,7 +16,7 @@ NAMES = (
     "endpoint", "changefeed", "table", "tablePattern", "cuts", "envelope", "beforeImage", "commitTime",
     "startTs", "startingVersion", "startingTimestamp", "endTs", "endingVersion", "endingTimestamp",
     "schemaTs", "maxRowsPerTrigger", "maxBytesPerTrigger", "sliceBytes", "pollMs", "idleMs", "ack", "reader",
-    "caPath", "certPath", "keyPath", "tokenFile",
+    "caPath", "certPath", "keyPath", "tokenFile", "traceparent",
 )  # fmt: skip
 LOGICAL_BITS = 18
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
@@ -94,6 +94,10 @@ class Options:
     nothing changes; None: as the captures have it, some seconds.
     """
     credentials: Credentials = Credentials()
+    traceparent: str = ""
+    """The span that the captures' spans of this read belong to, as W3C's Trace Context writes it;
+    empty: none.
+    """
 
     def chooses(self, table: str) -> bool:
         """Whether rows of `table` are wanted."""
@@ -132,6 +136,7 @@ def parse(given: Mapping[str, str]) -> Options:
         credentials=Credentials(
             *(texts.get(name) for name in ("caPath", "certPath", "keyPath", "tokenFile"))
         ),
+        traceparent=texts.get("traceparent"),
     )
     faults = texts.faults + _contradictions(options, cuts=cuts)
     if faults:

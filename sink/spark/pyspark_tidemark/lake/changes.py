@@ -134,6 +134,8 @@ class Changes:
             "startTs": str(self.start_ts),
             "endTs": str(self.end_ts),
         }
+        if self.changefeed.traceparent:
+            bounds["traceparent"] = self.changefeed.traceparent
         frame = _with_keys(self.table, reader.options(**bounds).load())
         if self._comes_as_written:
             return frame

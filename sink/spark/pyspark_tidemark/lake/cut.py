@@ -7,6 +7,7 @@ by their position, a cut that stands in the manifest is only acknowledged again.
 
 import dataclasses
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,8 +15,15 @@ from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
+from pyspark_tidemark import tracing
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, SliceEndpoint, TableMeta
+from pyspark_tidemark.flight import (
+    Changefeed,
+    ChangefeedMeta,
+    SliceEndpoint,
+    TableMeta,
+    slices_within,
+)
 from pyspark_tidemark.lake.barrier import Barrier, BarrierResult
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cut_record import (
@@ -32,6 +40,7 @@ from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.soft_delete import MarkedTables
 from pyspark_tidemark.lake.target import Target, VersionedTarget, path_part, removed
+from pyspark_tidemark.options import LOGICAL_BITS
 
 _logger = logging.getLogger(__name__)
 _OFFER_WAIT_MS = 10_000
@@ -90,6 +99,8 @@ class CutApplier:
         self._positions: dict[str, int] = {}
         self._unchecked: dict[str, Shown] | None = None
         """What the newest cut shows of the tables that this job has not looked at yet."""
+        self._span: tracing.Span = tracing.NO_SPAN
+        """Of the cut that is being applied, until it is acknowledged."""
 
     @property
     def applied_ts(self) -> int:
@@ -108,9 +119,23 @@ class CutApplier:
         if last is not None and cut.end_ts <= last.end_ts:
             return last
         start_ts = self._start_ts(cut, last)
+        planning_ns = time.time_ns()
         # Announced before anything is written, the barrier included: after a takeover the successor
         # writes a cut with the same end, which the tables' fences recognise (docs/design/0028).
         end_ts, planned = self._planned(start_ts, self._manifest.announce(start_ts, cut.end_ts))
+        planned = self._begin_trace(start_ts, end_ts, planned, planning_ns)
+        try:
+            record = self._applied(Cut(cut.batch, start_ts, end_ts), last, planned)
+        except Exception as err:
+            self._end_trace(err)
+            raise
+        # Another job had begun a shorter cut: the rest of Spark's batch is one more.
+        return record if end_ts >= cut.end_ts else self.apply(cut)
+
+    def _applied(
+        self, cut: Cut, last: CutRecord | None, planned: Sequence[SliceEndpoint]
+    ) -> CutRecord:
+        start_ts, end_ts = cut.start_ts, cut.end_ts
         barrier_result = self._cross_barrier(start_ts, last)
         self._forget(barrier_result)
         self._follow_names(barrier_result)
@@ -127,10 +152,11 @@ class CutApplier:
             renamed=barrier_result.renamed,
             skipped=() if last is None else last.skipped,
         )
+        committing = self._span.child("commit")
         self._manifest.commit(record)
+        committing.end()
         self._altered |= barrier_result.changed
-        # Another job had begun a shorter cut: the rest of Spark's batch is one more.
-        return record if end_ts >= cut.end_ts else self.apply(cut)
+        return record
 
     def take_altered(self) -> list[str]:
         """Tables that schema changes made, emptied, altered or renamed, or whose rows came anew,
@@ -142,7 +168,42 @@ class CutApplier:
     def acknowledge(self) -> int:
         """Acknowledge the newest cut to the changefeed; returns its checkpoint_ts."""
         assert self._manifest.last is not None
-        return self._changefeed.ack(self._manifest.last.end_ts)
+        acknowledging = self._span.child("acknowledge")
+        try:
+            checkpoint_ts = self._changefeed.ack(self._manifest.last.end_ts)
+        except Exception as err:
+            acknowledging.end(named(err))
+            self._end_trace(err)
+            raise
+        acknowledging.end()
+        self._end_trace()
+        return checkpoint_ts
+
+    def _begin_trace(
+        self, start_ts: int, end_ts: int, planned: Sequence[SliceEndpoint], planning_ns: int
+    ) -> Sequence[SliceEndpoint]:
+        """Begin the trace of a cut that has rows; returns its slices, which are read within it."""
+        self._end_trace()
+        if not planned or not tracing.is_on():
+            return planned
+        # What the captures did for its rows lies before this moment: it began when the first of
+        # them may have been committed.
+        self._span = tracing.begin(
+            "cut",
+            (start_ts >> LOGICAL_BITS) * 1_000_000,
+            changefeed=self._name,
+            start_ts=start_ts,
+            commit_ts=end_ts,
+            tables=len({part.table for part in planned}),
+            rows=sum(part.rows for part in planned),
+        )
+        self._changefeed.traceparent = self._span.traceparent
+        self._span.child("plan", planning_ns).end()
+        return slices_within(self._span.traceparent, planned)
+
+    def _end_trace(self, error: Exception | None = None) -> None:
+        self._span.end(None if error is None else named(error))
+        self._span, self._changefeed.traceparent = tracing.NO_SPAN, ""
 
     @staticmethod
     def _start_ts(cut: Cut, last: CutRecord | None) -> int:
@@ -263,7 +324,16 @@ class CutApplier:
             )
         changes = self._changes(self._fitting(table, position), table, start_ts, end_ts, slices)
         changes = dataclasses.replace(changes, emptied=emptied)
-        applied = self._target.create(changes) if position is None else self._target.apply(changes)
+        is_traced = any(part.is_traced for part in slices)
+        writing = self._span.child("table", table=table.name) if is_traced else tracing.NO_SPAN
+        try:
+            create = position is None
+            applied = self._target.create(changes) if create else self._target.apply(changes)
+        except Exception as err:
+            writing.end(named(err))
+            raise
+        writing.set(rows=applied.rows)
+        writing.end()
         self._positions[table.name] = end_ts
         if self._soft_delete:
             # A key that is inserted again after its delete is there.

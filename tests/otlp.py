@@ -1,0 +1,102 @@
+"""An OTLP collector for tests: OpenTelemetry's own service over gRPC, which keeps what it gets."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+PATIENCE_S = 120
+
+
+@dataclass(frozen=True)
+class Received:
+    """A span as it came over the wire."""
+
+    name: str
+    trace: bytes
+    id: bytes
+    parent: bytes
+    start_ns: int
+    end_ns: int
+    is_error: bool
+    attributes: dict[str, object]
+    resource: dict[str, object]
+
+    @property
+    def service(self) -> object:
+        return self.resource["service.name"]
+
+
+@dataclass
+class Collector(TraceServiceServicer):
+    """Keeps all spans in the order in which they came."""
+
+    spans: list[Received] = field(default_factory=list)
+    endpoint: str = ""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def Export(self, request: pb.ExportTraceServiceRequest, context: grpc.ServicerContext):
+        received = [
+            Received(
+                span.name,
+                span.trace_id,
+                span.span_id,
+                span.parent_span_id,
+                span.start_time_unix_nano,
+                span.end_time_unix_nano,
+                span.status.code == 2,
+                _values(span.attributes),
+                _values(of_process.resource.attributes),
+            )
+            for of_process in request.resource_spans
+            for scope in of_process.scope_spans
+            for span in scope.spans
+        ]
+        with self._changed:
+            self.spans += received
+            self.headers.append({key: str(value) for key, value in context.invocation_metadata()})
+            self._changed.notify_all()
+        return pb.ExportTraceServiceResponse()
+
+    def wait_for(self, seen: Callable[[list[Received]], object]):
+        """What `seen` makes of the spans, once that is something."""
+        deadline = time.monotonic() + PATIENCE_S
+        with self._changed:
+            while not (outcome := seen(self.spans)):
+                left_s = deadline - time.monotonic()
+                assert left_s > 0, [(span.name, span.service) for span in self.spans]
+                self._changed.wait(left_s)
+            return outcome
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    """A collector at `endpoint`, for the block."""
+    collector = Collector()
+    server = grpc.server(ThreadPoolExecutor(4))
+    add_TraceServiceServicer_to_server(collector, server)
+    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield collector
+    finally:
+        server.stop(1).wait()
+
+
+def _values(attributes) -> dict[str, object]:
+    return {each.key: _value(each.value) for each in attributes}
+
+
+def _value(value: AnyValue) -> object:
+    return getattr(value, value.WhichOneof("value"))
