@@ -220,13 +220,13 @@ class CheckpointSaver:
         """
         services = (feed_service(feed.id), creating_service(feed.id))
         try:
-            held = await self._records.service_safe_points(self._safepoints.cluster_id, services)
+            points = await self._records.service_safe_points(self._safepoints.cluster_id, services)
         except SafePointRecordError as err:
             # The coordinator cannot read it either, and lets GC go nowhere.
             _log.warning("safepoint not renewed", changefeed=feed.id, error=str(err))
             return
-        if held:
-            await self._safepoints.renew(feed.id, min(held.values()))
+        if points:
+            await self._safepoints.renew(feed.id, min(points.values()))
 
 
 def _needs_safepoint(feed: Feed) -> bool:

@@ -153,22 +153,22 @@ class Membership:
             LastCaptureError: all others are gone, or are drained themselves.
         """
         members = await self.members()
-        found = next((each for each in members if each.record.id == identity), None)
+        member = next((each for each in members if each.record.id == identity), None)
         pair = await self._meta.get(keys.capture(identity))
-        if found is None or pair is None:
+        if member is None or pair is None:
             raise CaptureUnknownError(
                 f"there is no capture {identity[:256]!r}; see `tidemark cli capture list`"
             )
         if cancel:
             await self._meta.write_all([Delete(keys.draining(identity))])
-            return found.record
-        if not any(not each.is_draining for each in members if each is not found):
+            return member.record
+        if not any(not each.is_draining for each in members if each is not member):
             raise LastCaptureError(
                 f"no other capture could take the place of {identity}: start another one first"
             )
         # With the capture's own lease: one that is started again takes part again.
         await self._meta.put(keys.draining(identity), b"", pair.lease)
-        return found.record
+        return member.record
 
     def resign(self) -> None:
         """Let another capture be elected, if this one is the owner."""

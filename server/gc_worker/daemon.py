@@ -103,7 +103,7 @@ async def open_gc_worker(
 ) -> AsyncIterator[Endpoints]:
     """Run a worker for the block; yields where it listens."""
     config.checked()
-    known = opened(config.access_file)
+    access = opened(config.access_file)
     async with (
         PdClient.open(config.coordinator, security) as pd,
         KvClient.open(pd, security) as kv,
@@ -134,7 +134,7 @@ async def open_gc_worker(
         )
         service = gc_pb2.DESCRIPTOR.services_by_name["GCService"]
         servicer = GCService(worker, cluster, records, pd)
-        server.add_service(service, guarded(service, servicer, known))
+        server.add_service(service, guarded(service, servicer, access))
         async with server.listen(config.addr) as bound:
             # Set before the first tick: the leader's record names the address that the command line
             # calls.

@@ -151,12 +151,12 @@ async def open_pump(
         )
         admission = Admission(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
         service = BinlogPump(storage, admission)
-        known = opened(config.access_file)
-        server = RpcServer(security, suited=Engine.NATIVE, access=known)
+        access = opened(config.access_file)
+        server = RpcServer(security, suited=Engine.NATIVE, access=access)
         calls = WriteBinlogCalls(storage, admission)
         server.add_service(_SERVICE, service, queues={"WriteBinlog": calls})
         streams = PumpService(storage, admission, steering)
-        server.add_service(_STREAMS, guarded(_STREAMS, streams, known))
+        server.add_service(_STREAMS, guarded(_STREAMS, streams, access))
         async with server.listen(config.addr) as bound:
             node.host = config.advertise_addr or bound
             node.node_id = node_id(data_dir, config.node_id, node.host)

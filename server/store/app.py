@@ -151,12 +151,12 @@ async def _serving(
 
 def _server(
     security: SecurityConfig,
-    known: Access,
+    access: Access,
     parts: "_Parts",
     service: TikvService,
     feed: ChangeDataService,
 ) -> RpcServer:
-    server = RpcServer(security, access=known)
+    server = RpcServer(security, access=access)
     batch = {
         name: parts.runner.handler(method)
         for name, method in METHODS.items()
@@ -166,7 +166,7 @@ def _server(
     server.add_service(cdcpb.DESCRIPTOR.services_by_name["ChangeData"], feed)
     server.add_service(debugpb.DESCRIPTOR.services_by_name["Debug"], DebugService(parts.online))
     admin = store_pb2.DESCRIPTOR.services_by_name["StoreService"]
-    server.add_service(admin, guarded(admin, parts.admin, known))
+    server.add_service(admin, guarded(admin, parts.admin, access))
     return server
 
 

@@ -240,15 +240,17 @@ class _Operations:
 
     async def move_table(self, request: Request, changefeed: str) -> dict[str, Any]:
         """Let another capture pull and serve a table."""
-        asked, target = (request.query.get(name, ("",))[0] for name in ("tableID", "targetNodeID"))
+        table_id, target = (
+            request.query.get(name, ("",))[0] for name in ("tableID", "targetNodeID")
+        )
         names = [
             table.name
             for table in (await self._one(changefeed)).tables
-            if str(table.table_id) == asked
+            if str(table.table_id) == table_id
         ]
         if not names:
             raise ParameterError(
-                f"changefeed {changefeed} has no table with the tableID {asked[:100]!r}; see "
+                f"changefeed {changefeed} has no table with the tableID {table_id[:100]!r}; see "
                 f"`tidemark cli changefeed query -c {changefeed}`"
             )
         await self._call(

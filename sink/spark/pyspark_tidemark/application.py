@@ -153,10 +153,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def serve(gateways: Gateways, asked: IO[str], out: IO[str]) -> None:
-    """Answer until `asked` ends."""
+def serve(gateways: Gateways, requests: IO[str], out: IO[str]) -> None:
+    """Answer until there are no more requests."""
     write_line(out, {"ready": True})
-    for line in asked:
+    for line in requests:
         document: dict[str, Any] = json.loads(line)
         changefeed = str(document["changefeed"])
         if document.get("ended"):

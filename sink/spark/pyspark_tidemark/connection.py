@@ -106,17 +106,17 @@ def first_answer(uris: Sequence[str], ask: Callable[[str], T], retry_s: float | 
 
 
 def _unavailable(uri: str, err: Exception) -> SourceError:
-    told = from_text(f"{uri}: {err}", retryable=True)
+    error = from_text(f"{uri}: {err}", retryable=True)
     # Of a capture that says itself why not, the address is right.
-    if told.code != UNKNOWN:
-        return told
-    return SourceError(UNKNOWN, f"{told.message} ({_WHERE})", retryable=True)
+    if error.code != UNKNOWN:
+        return error
+    return SourceError(UNKNOWN, f"{error.message} ({_WHERE})", retryable=True)
 
 
 def _no_flight(uri: str, err: Exception) -> SourceError:
-    told = from_text(f"{uri}: {err}", retryable=False)
-    if told.code != UNKNOWN:
-        return told
+    error = from_text(f"{uri}: {err}", retryable=False)
+    if error.code != UNKNOWN:
+        return error
     return SourceError("ErrNoFlight", f"{uri} answers, but does not speak Arrow Flight: {_WHERE}")
 
 

@@ -41,12 +41,12 @@ class Facts:
 def check_settings(facts: Facts) -> Iterator[Check]:
     """The server: version, log, replication, clock."""
     yield _version(facts.flavor)
-    for name, wanted, state, why, fix in _WANTED:
+    for name, expected, state, why, fix in _WANTED:
         if name in facts.variables:
-            found = facts.variables[name]
-            good = found.upper() == wanted
+            value = facts.variables[name]
+            good = value.upper() == expected
             yield Check(
-                name, OK if good else state, found or "''", "" if good else why, "" if good else fix
+                name, OK if good else state, value or "''", "" if good else why, "" if good else fix
             )
     if not facts.flavor.is_mariadb:
         yield from _mysql_only(facts)

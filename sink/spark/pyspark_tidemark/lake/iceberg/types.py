@@ -24,7 +24,7 @@ _NAMES = {
     pa.timestamp("us", tz="UTC"): "timestamptz",
 }
 # of those with one name the last: int is int32
-_TYPES = {name: found for found, name in _NAMES.items()}
+_TYPES = {name: kind for kind, name in _NAMES.items()}
 _FIELD_ID = b"PARQUET:field_id"
 
 

@@ -88,8 +88,8 @@ class Marker:
         """
         try:
             fields = json.loads(text)
-            known = fields["format"] == _FORMAT
-            cut = json.dumps(fields["cut"]) if known else ""
+            is_known = fields["format"] == _FORMAT
+            cut = json.dumps(fields["cut"]) if is_known else ""
             messages = tuple(int(count) for count in fields["messages"])
         except (ValueError, KeyError, TypeError):
             cut = ""

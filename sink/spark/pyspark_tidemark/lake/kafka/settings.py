@@ -129,10 +129,10 @@ def topic_fault(name: str) -> str:
 
 def addresses(text: str) -> str:
     """`host:port,host:port` of a URI, each with its port; empty if one of them is none."""
-    found = [_ADDRESS.fullmatch(part) for part in text.split(",")]
-    whole = [f"{each['host']}:{int(each['port'] or PORT)}" for each in found if each]
+    matches = [_ADDRESS.fullmatch(part) for part in text.split(",")]
+    whole = [f"{each['host']}:{int(each['port'] or PORT)}" for each in matches if each]
     ports = [int(each.rpartition(":")[2]) for each in whole]
-    fits = len(whole) == len(found) and all(0 < port <= _PORT_MAX for port in ports)
+    fits = len(whole) == len(matches) and all(0 < port <= _PORT_MAX for port in ports)
     return ",".join(whole) if fits else ""
 
 

@@ -61,9 +61,9 @@ class KafkaTarget:
         """
         # As they are sent: fitted to a table's schema they would lose what the rows were before.
         slices = tuple(map(_with_before, changes.slices))
-        asked = dataclasses.replace(changes, slices=slices, read_schema=None)
+        whole = dataclasses.replace(changes, slices=slices, read_schema=None)
         rows, total, built_ms = 0, 0, now_ms()
-        for batch in asked.batches():
+        for batch in whole.batches():
             own = batch.drop_columns([BEFORE]) if BEFORE in batch.schema.names else batch
             batch_rows, batch_sum = checksum([own])
             rows, total = rows + batch_rows, total + batch_sum
