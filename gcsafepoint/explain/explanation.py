@@ -20,9 +20,7 @@ from typing import Any
 from gcsafepoint.explain.links import Chain, Kind, Link, feed_links
 from gcsafepoint.explain.names import (
     CREATING_PREFIX,
-    creating_service,
     feed_of,
-    feed_service,
     owner_of,
     quoted,
     shown,
@@ -109,7 +107,8 @@ def explain(
 
 def _what_if(ordered: Sequence[Holder], situation: Situation, names: Sequence[str]) -> WhatIf:
     gone = {holder_id: None for name in names for holder_id in _named(ordered, situation, name)}
-    feeds = [feed for feed in situation.feeds if feed_service(feed) in gone]
+    own = {feed_of(each) for each in gone if not each.startswith(CREATING_PREFIX)}
+    feeds = [feed for feed in situation.feeds if feed in own]
     rest = [holder for holder in ordered if holder.id not in gone]
     return WhatIf(tuple(gone), tuple(feeds), chain_of(rest, 0, situation))
 
@@ -123,9 +122,7 @@ def _named(ordered: Sequence[Holder], situation: Situation, name: str) -> list[s
     ids = {holder.id for holder in ordered if holder.kind is not Kind.GC_WORKER}
     if name in ids:
         return [name]
-    of_feed = [
-        service for service in (feed_service(name), creating_service(name)) if service in ids
-    ]
+    of_feed = sorted(service for service in ids if feed_of(service) == name)
     if of_feed:
         return of_feed
     if name in situation.feeds:

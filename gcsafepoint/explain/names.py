@@ -6,6 +6,7 @@ Source: TiCDC's gc manager for the ids of changefeeds; the ids of BR, Lightning,
 as they set them.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -19,6 +20,8 @@ too.
 """
 FEED_TTL_S: Final = 86_400
 CREATING_TTL_S: Final = 3_600
+_GENERATION: Final = re.compile(r"\.([0-9]+)\Z")
+"""No changefeed's id has a dot."""
 
 _OWNERS: Final = (
     ("ticdc", "a TiCDC cluster"),
@@ -33,9 +36,17 @@ _OWNERS: Final = (
 )
 
 
-def feed_service(changefeed: str) -> str:
-    """The service that keeps the history of a changefeed."""
-    return FEED_PREFIX + changefeed
+def feed_service(changefeed: str, generation: int = 0) -> str:
+    """The service that keeps the history of a changefeed; `generation` tells it from removed ones
+    that had the same id.
+    """
+    return FEED_PREFIX + changefeed + (f".{generation}" if generation else "")
+
+
+def generation_of(service_id: str) -> int:
+    """Which of the changefeeds of one id a service belongs to."""
+    found = _GENERATION.search(service_id)
+    return int(found[1]) if found else 0
 
 
 def creating_service(changefeed: str) -> str:
@@ -47,7 +58,7 @@ def feed_of(service_id: str) -> str:
     """The changefeed a service id belongs to; empty if to none of ours."""
     for prefix in (CREATING_PREFIX, FEED_PREFIX):
         if service_id.startswith(prefix):
-            return service_id.removeprefix(prefix)
+            return _GENERATION.sub("", service_id.removeprefix(prefix))
     return ""
 
 
@@ -63,7 +74,7 @@ def left_over_services(service_ids: Iterable[str], protected: Mapping[str, bool]
             changefeed = service_id.removeprefix(CREATING_PREFIX)
         elif (
             service_id.startswith(OLD_CREATING_PREFIX)
-            and service_id.removeprefix(FEED_PREFIX) not in protected
+            and feed_of(service_id) not in protected
         ):
             changefeed = service_id.removeprefix(OLD_CREATING_PREFIX)
         else:

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 from pyspark_tidemark.sink_uri import format_of
 
+from gcsafepoint.explain.names import creating_service, feed_of, generation_of
 from server.capture.audit import Audit, check_audit
 from server.capture.catalog import terms_of
 from server.capture.checkpoint_saver import CheckpointSaver, Handlers
@@ -346,14 +347,24 @@ class Changefeeds:
             await self._move(feed, State.FINISHED)
         # A processor that still ran would read history that GC may collect now.
         await feed.stop()
-        await self._safepoints.release(feed.source, feed.id)
+        services = await self._services(feed)
+        await self._safepoints.release(feed.source, services)
         feed.released = True
         await asyncio.to_thread(feed.processor.wipe)
         # The record goes last: see `remove`. One that cannot be read ends by a removal only.
         if feed.info.state is State.REMOVED or not feed.is_info_readable:
-            await self._records.remove(feed.id)
+            await self._records.remove(feed.id, max(map(generation_of, services)))
             del self.feeds[feed.id]
             _log.info("changefeed removed", changefeed=feed.id)
+
+    async def _services(self, feed: Feed) -> list[str]:
+        """The services at the coordinator that keep history for a changefeed."""
+        services = [feed.info.gc_service, creating_service(feed.id)]
+        if not feed.is_info_readable and feed.source.keeps_history:
+            # Which generation it is, its record would tell.
+            known = await self._records.service_ids(self._safepoints.cluster_id)
+            services += [each for each in known if feed_of(each) == feed.id]
+        return list(dict.fromkeys(services))
 
     async def loaded(self, record: ChangefeedRecord) -> Feed:
         """A changefeed that does not run yet, by its records."""
@@ -481,7 +492,7 @@ class Changefeeds:
         """
         # Its own is set before the creation's ends: at no moment is the history unprotected.
         try:
-            await self._safepoints.hold(feed.source, feed.id, feed.checkpoint_ts)
+            await self._safepoints.hold(feed.source, feed.info, feed.checkpoint_ts)
             await self._safepoints.end_creation(feed.source, feed.id)
         except TidemarkError as err:
             _log.warning("safepoint not handed over yet", changefeed=feed.id, error=str(err))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from gcsafepoint.explain.names import creating_service, feed_service
+from gcsafepoint.explain.names import CREATING_PREFIX, feed_of, generation_of
 from gcsafepoint.state.records import SafePointRecordError
 from server.capture import metrics
 from server.capture.audit import Audit
@@ -206,7 +206,7 @@ class CheckpointSaver:
                 await self._hold_unread(feed)
             else:
                 await self._safepoints.hold(
-                    feed.source, feed.id, checkpoint_ts, failed_s=feed.failed_s
+                    feed.source, feed.info, checkpoint_ts, failed_s=feed.failed_s
                 )
         except SnapshotLostError as err:
             self._handlers.on_lost(feed, err)
@@ -218,15 +218,20 @@ class CheckpointSaver:
         """Renew what the coordinator still holds for a changefeed whose records cannot be read: a
         version that can read them may go on.
         """
-        services = (feed_service(feed.id), creating_service(feed.id))
+        cluster_id = self._safepoints.cluster_id
+        all_services = await self._records.service_ids(cluster_id)
+        services = [each for each in all_services if feed_of(each) == feed.id]
+        own = [each for each in services if not each.startswith(CREATING_PREFIX)]
         try:
-            points = await self._records.service_safe_points(self._safepoints.cluster_id, services)
+            points = await self._records.service_safe_points(cluster_id, services)
         except SafePointRecordError as err:
             # The coordinator cannot read it either, and lets GC go nowhere.
             _log.warning("safepoint not renewed", changefeed=feed.id, error=str(err))
             return
         if points:
-            await self._safepoints.renew(feed.id, min(points.values()))
+            # Which generation it is, its record would tell: the newest that there is.
+            service = max(own, key=generation_of, default=feed.info.gc_service)
+            await self._safepoints.renew(service, min(points.values()))
 
 
 def _needs_safepoint(feed: Feed) -> bool:

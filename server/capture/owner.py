@@ -263,7 +263,8 @@ class Owner(Changefeeds):
 
     async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
         selection = await new.selection(source, start_ts)
-        info = new.info(start_ts, selection)
+        generation = await self._records.next_gc_generation(new.id)
+        info = replace(new.info(start_ts, selection), gc_generation=generation)
         feed = Feed.of(
             self._factory, info, start_ts, [SchemaChange(start_ts, tables=by_id(selection.tables))]
         )

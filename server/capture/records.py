@@ -6,6 +6,7 @@ import glob
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import structlog
 
@@ -33,6 +34,7 @@ from storage.codec import prefix_end
 from storage.meta.meta import Compare, Delete, KeyValue, Meta, Op, Put
 from storage.model.errors import CorruptError
 
+_RELEASED_S: Final = 86_400
 _log = structlog.get_logger(__name__)
 
 
@@ -300,9 +302,19 @@ class Records:
         pairs = await self._meta.get_prefix(prefix)
         return [pair.key.removeprefix(prefix).decode(errors="replace") for pair in pairs]
 
-    async def remove(self, changefeed: str) -> None:
+    async def remove(self, changefeed: str, gc_generation: int = 0) -> None:
         """Delete a changefeed. Durable; raises as `save`."""
-        await self._write([Delete(keys.info(changefeed)), *_all_but_info(changefeed)])
+        # As long as a request to delete its service may be on its way, and far longer.
+        lease = await self._meta.grant_lease(_RELEASED_S)
+        released = Put(keys.released(changefeed), b"%d" % gc_generation, lease.id)
+        await self._write([Delete(keys.info(changefeed)), *_all_but_info(changefeed), released])
+
+    async def next_gc_generation(self, changefeed: str) -> int:
+        """By what the service safepoint of a new changefeed is told from that of one of the same id
+        that was removed lately.
+        """
+        released = await self._meta.get(keys.released(changefeed))
+        return 0 if released is None else int(released.value) + 1
 
     async def _write(self, ops: Sequence[Op]) -> None:
         await self._meta.txn((), ops)

@@ -105,7 +105,7 @@ async def _attempt(feed: Feed, safepoints: ChangefeedSafePoints) -> TidemarkErro
     """Run the processor until it fails; returns the error."""
     error: TidemarkError | None = None
     try:
-        await safepoints.hold(feed.source, feed.id, feed.checkpoint_ts, failed_s=feed.failed_s)
+        await safepoints.hold(feed.source, feed.info, feed.checkpoint_ts, failed_s=feed.failed_s)
         await feed.processor.run()
     except* Exception as group:  # noqa: BLE001 - nobody expected it: it is logged and ends this alone
         error = worst(group)

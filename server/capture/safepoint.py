@@ -15,10 +15,10 @@ from gcsafepoint.explain.names import (
     FEED_TTL_S,
     creating_service,
     feed_of,
-    feed_service,
     left_over_services,
 )
 from server.capture.errors import GcTtlExceededError, SnapshotLostError, StartTsBeforeGcError
+from server.changefeed.info import ChangefeedInfo
 from server.puller.source import Source
 from server.rpc.pd import PdClient
 
@@ -67,7 +67,7 @@ class ChangefeedSafePoints:
             await self._pd.update_service_gc_safe_point(creating_service(changefeed), 0, 0)
 
     async def hold(
-        self, source: Source, changefeed: str, checkpoint_ts: int, *, failed_s: float = 0.0
+        self, source: Source, info: ChangefeedInfo, checkpoint_ts: int, *, failed_s: float = 0.0
     ) -> None:
         """Keep the history after `checkpoint_ts` for a day from now, or from `failed_s` ago,
         when its lake job failed.
@@ -82,7 +82,7 @@ class ChangefeedSafePoints:
         ttl_s = FEED_TTL_S - int(failed_s)
         if ttl_s <= 0:
             raise GcTtlExceededError(
-                f"the lake job of changefeed {changefeed} has given up more than "
+                f"the lake job of changefeed {info.id} has given up more than "
                 f"{FEED_TTL_S // 3600} h ago, and GC no longer waits for the checkpoint "
                 f"{checkpoint_ts}. Mend what stopped the job, then resume the changefeed; if that "
                 "is refused, as GC has passed the checkpoint by then, resume it with "
@@ -90,39 +90,40 @@ class ChangefeedSafePoints:
                 "full copy"
             )
         lowest = await self._pd.update_service_gc_safe_point(
-            feed_service(changefeed), ttl_s, checkpoint_ts - 1
+            info.gc_service, ttl_s, checkpoint_ts - 1
         )
         if lowest.safe_point > checkpoint_ts - 1:
             raise SnapshotLostError(
-                f"the checkpoint {checkpoint_ts} of changefeed {changefeed} is below the GC safe "
+                f"the checkpoint {checkpoint_ts} of changefeed {info.id} is below the GC safe "
                 f"point {lowest.safe_point} of {lowest.service_id}: what was not read yet may be "
                 "collected. Resume it with --overwrite-checkpoint-ts to go on with a gap, or "
                 "create it anew from a full copy"
             )
 
-    async def renew(self, changefeed: str, safe_point: int) -> None:
-        """Keep for a day more what is kept, of a changefeed whose records cannot be read.
+    async def renew(self, service: str, safe_point: int) -> None:
+        """Keep for a day more what `service` keeps, of a changefeed whose records cannot be read.
 
         Raises:
             SnapshotLostError: some of it may be gone.
         """
         lowest = await self._pd.update_service_gc_safe_point(
-            feed_service(changefeed), FEED_TTL_S, safe_point
+            service, FEED_TTL_S, safe_point
         )
         if lowest.safe_point > safe_point:
             raise SnapshotLostError(
-                f"the records of changefeed {changefeed} cannot be read, and its safe point "
+                f"the records of changefeed {feed_of(service)} cannot be read, and its safe point "
                 f"{safe_point} is below the GC safe point {lowest.safe_point} of "
                 f"{lowest.service_id}: what was not read yet may be collected. Remove it, and "
                 "create it anew from a full copy"
             )
 
-    async def release(self, source: Source, changefeed: str) -> None:
-        """Keep nothing for the changefeed any more."""
-        # A TTL of 0 deletes a service.
+    async def release(self, source: Source, services: Iterable[str]) -> None:
+        """Keep nothing for a changefeed any more that has these services."""
+        # A TTL of 0 deletes a service. Where the answer is lost, the request may be carried out
+        # late: a changefeed that is made anew by then has another service (`gc_generation`).
         if source.keeps_history:
-            await self._pd.update_service_gc_safe_point(feed_service(changefeed), 0, 0)
-            await self._pd.update_service_gc_safe_point(creating_service(changefeed), 0, 0)
+            for service in services:
+                await self._pd.update_service_gc_safe_point(service, 0, 0)
 
     async def sweep(self, service_ids: Iterable[str], protected: Mapping[str, bool]) -> None:
         """Delete the services of creations and resumes that a dead owner left;

@@ -18,6 +18,7 @@ from pyspark_tidemark.lake.format import APPEND
 from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted
 
+from gcsafepoint.explain.names import feed_service
 from server.changefeed.filter import EventFilter, exact_rules
 from server.changefeed.table import TableRecord
 from sink.retention import Retention
@@ -36,7 +37,7 @@ _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARACTERS_MAX = 128
 READER_TTL_S: Final = 7 * 24 * 3600
 """Kafka's for the offsets of a group that is gone."""
-_READING: Final = ("retain_s", "retain_bytes", "reader_ttl_s")
+_READING: Final = ("retain_s", "retain_bytes", "reader_ttl_s", "gc_generation")
 _PORTS: Final = {name: record.port for name, record in FORMATS.items() if record.is_database}
 
 
@@ -180,7 +181,14 @@ class ChangefeedInfo:
     retain_bytes: int = 0
     reader_ttl_s: int = 0
     """Who has a name and acknowledges nothing for so long is held for no more; 0: the default."""
+    gc_generation: int = 0
+    """How many removed changefeeds of this id it is told from by its service safepoint."""
     creator_version: str = CREATOR_VERSION
+
+    @property
+    def gc_service(self) -> str:
+        """The service that keeps its history at the coordinator."""
+        return feed_service(self.id, self.gc_generation)
 
     @property
     def retention(self) -> Retention:

@@ -8,6 +8,7 @@ CAPTURES: Final = f"{_ROOT}/capture/".encode()
 DRAINING: Final = f"{_ROOT}/draining/".encode()
 PLACEMENTS: Final = f"{_ROOT}/placement/".encode()
 MAINTAINERS: Final = f"{_ROOT}/maintainer/".encode()
+RELEASED: Final = f"{_ROOT}/released/".encode()
 CHANGEFEEDS: Final = f"{_ROOT}/changefeed/".encode()
 """What all records of changefeeds begin with."""
 INFOS: Final = f"{_ROOT}/changefeed/info/".encode()
@@ -38,6 +39,11 @@ def placement(changefeed: str) -> bytes:
 def maintainer(changefeed: str) -> bytes:
     """Which capture runs a log's changefeed, there with that capture's lease."""
     return MAINTAINERS + changefeed.encode()
+
+
+def released(changefeed: str) -> bytes:
+    """There for a day after a changefeed was removed: its service safepoint's generation."""
+    return RELEASED + changefeed.encode()
 
 
 def info(changefeed: str) -> bytes:

@@ -15,6 +15,7 @@ from gcsafepoint.explain.explanation import (
     lost_at,
 )
 from gcsafepoint.explain.links import Kind
+from gcsafepoint.explain.names import feed_of, feed_service, generation_of
 from gcsafepoint.explain.situation import Situation
 from gcsafepoint.state.rules import GC_WORKER, NEVER_S, GcState
 from gcsafepoint.state.states import MinStartTs
@@ -140,6 +141,19 @@ def test_removing_several_ends_at_gcs_own_worker():
     assert explained["what_if"]["min_safe_point_id"] == GC_WORKER
     assert not explained["what_if"]["blocked"]
     assert explained["what_if"]["removed"] == ["ticdc-default-bank", "br-1"]
+
+
+def test_a_changefeed_that_was_made_anew_is_known_by_its_id():
+    again = service("ticdc-default-bank.12", 7200)
+    situation = Situation(view([again, service("br-1", 3600)]), worker=LEADER)
+    explained = document(explain(situation, ["bank"]))
+    assert explained["what_if"]["removed"] == ["ticdc-default-bank.12"]
+    assert (feed_of("ticdc-default-bank.12"), generation_of("ticdc-default-bank.12")) == (
+        "bank",
+        12,
+    )
+    assert generation_of("ticdc-default-bank") == 0
+    assert feed_of(feed_service("a-1", 3)) == "a-1"
 
 
 def test_an_unknown_name_gets_the_nearest():

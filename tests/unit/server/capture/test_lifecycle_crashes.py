@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 
+from gcsafepoint.explain.names import feed_of
 from server.capture.flight import OwnerFeeds
 from server.changefeed.info import State
 from sink.flight.feeds import FAILED, Report
@@ -19,7 +20,6 @@ from tests.unit.server.capture.conftest import new
 from tests.unit.server.capture.test_owner import until
 
 URI = "delta:///lake"
-SERVICE = "ticdc-default-feed"
 CREATING = "ticdc-default-creating_feed"
 
 
@@ -167,20 +167,22 @@ async def check(owner, upstream):
     await until(lambda: CREATING not in upstream.safepoints)
     await until(lambda: not any(feed.is_ending for feed in owner.feeds.values()))
     feed = owner.feeds.get("feed")
+    own = [each for each in upstream.safepoints if feed_of(each) == "feed"]
     if feed is None:
-        assert SERVICE not in upstream.safepoints
+        assert not own
         return
     assert feed.info.state != "failed", (
         feed.info.error
     )  # a warning: the dead owner's sorter is still being closed
     if feed.info.state.is_running:
         await until(lambda: feed.safepoint_time)
-        assert upstream.safepoints[SERVICE] == feed.checkpoint_ts - 1
+        assert own == [feed.info.gc_service]
+        assert upstream.safepoints[feed.info.gc_service] == feed.checkpoint_ts - 1
     elif feed.info.state == "finished":
         assert feed.checkpoint_ts == 1500
-        assert SERVICE not in upstream.safepoints
+        assert not own
     else:
-        assert upstream.safepoints[SERVICE] == feed.checkpoint_ts - 1, (
+        assert upstream.safepoints[feed.info.gc_service] == feed.checkpoint_ts - 1, (
             "a paused one is kept for a day"
         )
 
@@ -195,6 +197,56 @@ async def test_a_changefeed_whose_id_looks_like_a_creation_keeps_its_safepoint(c
     assert twin.info.state == "normal"
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_late_removal_takes_no_safepoint_of_the_changefeed_that_is_made_anew(
+    capture, upstream, meta, monkeypatch, restarts
+):
+    update, deleted = upstream.update_service_gc_safe_point, []
+
+    async def noted(service_id, ttl_s, safe_point):
+        if ttl_s == 0 and service_id != CREATING:
+            deleted.append(service_id)
+        return await update(service_id, ttl_s, safe_point)
+
+    monkeypatch.setattr(upstream, "update_service_gc_safe_point", noted)
+    owner, services = await capture.start(), []
+    for _ in range(3):
+        feed = await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+        services.append(feed.info.gc_service)
+        for late in set(deleted):  # its answer was lost, and it is carried out only now
+            await update(late, 0, 0)
+        assert upstream.safepoints[feed.info.gc_service] == feed.checkpoint_ts - 1
+        if restarts:
+            await capture.stop()
+            owner = await capture.start()
+        await owner.remove("feed")
+        assert set(upstream.safepoints) == {"gc_worker"}
+    assert services == ["ticdc-default-feed", "ticdc-default-feed.1", "ticdc-default-feed.2"]
+    released = await meta.get(b"/tidemark/default/released/feed")
+    assert released.lease, "it goes by itself"
+
+
+async def test_one_whose_record_cannot_be_read_is_removed_with_whatever_service_it_has(
+    capture, upstream, meta
+):
+    owner = await capture.start()
+    for _ in range(2):
+        await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+        await owner.remove("feed")
+    feed = await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+    await until(lambda: feed.safepoint_time)
+    await capture.stop()
+    await meta.put(b"/tidemark/default/changefeed/info/feed", b"garbage")
+    upstream.safepoints["gc_worker"] = 500
+    owner = await capture.start()
+    await until(lambda: owner.feed("feed").safepoint_time)
+    assert upstream.safepoints.keys() == {"gc_worker", "ticdc-default-feed.2"}
+    await owner.remove("feed")
+    assert set(upstream.safepoints) == {"gc_worker"}
+    feed = await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+    assert feed.info.gc_service == "ticdc-default-feed.3"
+
+
 async def test_what_older_captures_left_is_swept_and_what_is_not_ours_stays(capture, upstream):
     left = {"ticdc-default-creating-gone": 5, "ticdc-default-creating_gone": 5}
     foreign = {
@@ -203,6 +255,9 @@ async def test_what_older_captures_left_is_swept_and_what_is_not_ours_stays(capt
         "br-1": 5,
     }
     owner = await capture.start()
+    for _ in range(2):
+        await owner.create(new("creating-kept", URI, 1000, 0, [capture.table]))
+        await owner.remove("creating-kept")
     await owner.create(new("creating-kept", URI, 1000, 0, [capture.table]))
     await capture.stop()
     for service, safe_point in (left | foreign).items():
@@ -210,4 +265,4 @@ async def test_what_older_captures_left_is_swept_and_what_is_not_ours_stays(capt
     await capture.start()
     await until(lambda: not left.keys() & upstream.safepoints.keys())
     assert foreign.items() <= upstream.safepoints.items()
-    assert "ticdc-default-creating-kept" in upstream.safepoints
+    assert "ticdc-default-creating-kept.2" in upstream.safepoints
