@@ -72,10 +72,7 @@ def left_over_services(service_ids: Iterable[str], protected: Mapping[str, bool]
     for service_id in service_ids:
         if service_id.startswith(CREATING_PREFIX):
             changefeed = service_id.removeprefix(CREATING_PREFIX)
-        elif (
-            service_id.startswith(OLD_CREATING_PREFIX)
-            and feed_of(service_id) not in protected
-        ):
+        elif service_id.startswith(OLD_CREATING_PREFIX) and feed_of(service_id) not in protected:
             changefeed = service_id.removeprefix(OLD_CREATING_PREFIX)
         else:
             continue

@@ -1,6 +1,7 @@
 """`tidemarkpb.v1.CaptureService`: the captures, what holds them back, and who leaves."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc.aio
@@ -52,12 +53,19 @@ class CaptureService:
     """`tidemarkpb.v1.CaptureService`."""
 
     def __init__(
-        self, owner: Owner, membership: Membership, blockers: Blockers, router: Router
+        self,
+        owner: Owner,
+        membership: Membership,
+        blockers: Blockers,
+        router: Router,
+        leave_out: Callable[[str], None],
     ) -> None:
+        """`leave_out` lets no changefeed that begins have a share on a capture."""
         self._owner = owner
         self._membership = membership
         self._blockers = blockers
         self._router = router
+        self._leave_out = leave_out
 
     async def GetBlockers(
         self, request: capturepb.GetBlockersRequest, context: Context
@@ -90,6 +98,10 @@ class CaptureService:
 
         async def drain() -> capturepb.DrainCaptureResponse:
             record = await self._membership.drain(request.id, cancel=request.cancel)
+            if not request.cancel:
+                # What was decided by the captures of a moment ago would come only after the count.
+                self._leave_out(record.id)
+                await self._owner.place_logs()
             own = await self._membership.owner() == record
             count = sum(_tables_at(feed, record, own=own) for feed in self._owner.feeds.values())
             count += await self._owner.tables_of(await self._membership.maintained_by(record.id))
@@ -113,12 +125,15 @@ class CaptureService:
 
 def _tables_at(feed: Feed, record: CaptureRecord, *, own: bool) -> int:
     """How many tables of a changefeed a capture has; `own`: it is the owner, which has those that
-    are divided among nobody.
+    are divided among nobody. A share counts as one table until it has ended: the changefeed would
+    begin anew if the capture was stopped before.
     """
+    shares = int(feed.processor.has_share_at(record.id))
     if not feed.info.state.is_running:
-        return 0
+        return shares
     places = [feed.processor.locations(table.span) for table in feed.tables]
     ends = f"://{record.flight_address}"
-    return sum(
+    tables = sum(
         any(each.endswith(ends) for each in place) or (own and not place) for place in places
     )
+    return max(tables, shares)

@@ -189,7 +189,9 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             membership = Membership(meta, identity, maintainers, fence)
             router = Router(maintainers, membership, access)
             changefeeds = ChangefeedService(maintainers, router)
-            captures = CaptureService(maintainers.owner, membership, Blockers(maintainers), router)
+            captures = CaptureService(
+                maintainers.owner, membership, Blockers(maintainers), router, peers.leave_out
+            )
             dumps = DumpService(meta)
             shares = WorkerService(host, share_sources, membership.check_term)
             services = _guarded(known, changefeeds, dumps, captures, shares)

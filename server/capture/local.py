@@ -133,6 +133,10 @@ class LocalProcessor(ProcessorPosition):
         """See `Processor.worker_of`."""
         return ""
 
+    def has_share_at(self, capture: str) -> bool:  # noqa: ARG002 - all tables are here
+        """See `Processor.has_share_at`."""
+        return False
+
     def moving_to(self, span: Span) -> tuple[str, int]:  # noqa: ARG002 - none can
         """See `Processor.moving_to`."""
         return "", 0

@@ -219,9 +219,13 @@ class Membership:
         return [each.record for each in await self.members() if each.maintained]
 
     async def maintained_by(self, identity: str) -> list[str]:
-        """The changefeeds of logs that a capture runs, or is to stop."""
+        """The changefeeds of logs that a capture runs, or is to run, or to stop."""
+        # In this order: a log that is given away is placed elsewhere before it is stopped, and one
+        # that comes is placed before it is run.
         running = await captures_of(self._meta, keys.MAINTAINERS)
-        return [changefeed for changefeed, capture in running.items() if capture == identity]
+        placed = await captures_of(self._meta, keys.PLACEMENTS)
+        of_both = (*running.items(), *placed.items())
+        return sorted({changefeed for changefeed, capture in of_both if capture == identity})
 
     async def _register(self, record: CaptureRecord, lease: int) -> None:
         """Announce this capture, and take an owner key back that an earlier process left."""

@@ -82,6 +82,7 @@ class Placement:
         self.decided = asyncio.Event()
         self._meta = FencedMeta(meta, fence)
         self._refused = refused
+        self._deciding = asyncio.Lock()
         self._captures: frozenset[str] = frozenset()
         self._settled_at_s = 0.0
 
@@ -91,12 +92,17 @@ class Placement:
             while True:
                 self.changed.clear()
                 try:
-                    await self._decide()
+                    await self.decide()
                 except UnavailableError as err:
                     _log.warning("logs cannot be placed now", error=str(err))
                 await wait_at_most(self.changed, _LOOK_EVERY_S)
         finally:
             metrics.UNMAINTAINED.clear()
+
+    async def decide(self) -> None:
+        """Place the logs by the captures that are there now; raises UnavailableError."""
+        async with self._deciding:
+            await self._decide()
 
     async def _decide(self) -> None:
         now = await captures_of(self._meta, keys.PLACEMENTS)
@@ -233,6 +239,11 @@ class Owner(Changefeeds):
             # keeps the jobs would start it again.
             feed.job, feed.audit = jobs.get(feed.id), audits.get(feed.id, Audit())
         return feeds
+
+    async def place_logs(self) -> None:
+        """Place the logs anew, by the captures that are there now; raises UnavailableError."""
+        if self._placement is not None:
+            await self._placement.decide()
 
     async def tables_of(self, changefeeds: Collection[str]) -> int:
         """How many tables changefeeds have together, by their records."""

@@ -178,6 +178,12 @@ class Processor(Protocol):
         """Which capture or worker process pulls and serves a table; empty: this process."""
         ...
 
+    def has_share_at(self, capture: str) -> bool:
+        """Whether another capture than this process has a share of it, that of a capture with this
+        id: also one without tables, until it has ended.
+        """
+        ...
+
     def moving_to(self, span: Span) -> tuple[str, int]:
         """Where a table is moving, as `worker_of`, and how far it is there; empty: it is not."""
         ...

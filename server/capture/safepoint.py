@@ -106,9 +106,7 @@ class ChangefeedSafePoints:
         Raises:
             SnapshotLostError: some of it may be gone.
         """
-        lowest = await self._pd.update_service_gc_safe_point(
-            service, FEED_TTL_S, safe_point
-        )
+        lowest = await self._pd.update_service_gc_safe_point(service, FEED_TTL_S, safe_point)
         if lowest.safe_point > safe_point:
             raise SnapshotLostError(
                 f"the records of changefeed {feed_of(service)} cannot be read, and its safe point "

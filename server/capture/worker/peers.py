@@ -162,6 +162,8 @@ class Peers:
         self._reached: Mapping[str, PeerCapture] = {}
         self._refused: dict[str, str] = {}
         """Why captures get no tables, as it was last logged."""
+        self._leaving: set[str] = set()
+        """Captures that are drained, as the records of the next look will say."""
         self._asked = asyncio.Event()
         self._known = asyncio.Event()
         """Set while this capture is the owner and has looked at the others."""
@@ -173,8 +175,11 @@ class Peers:
 
     def workers(self) -> Sequence[Worker]:
         """See `Workers`; this capture is one of them, whether it reaches its own ports or not."""
+        left_out = {self._id, *self._leaving}
         others = (
-            peer for key, peer in self._reached.items() if key != self._id and not peer.is_left_out
+            peer
+            for key, peer in self._reached.items()
+            if key not in left_out and not peer.is_left_out
         )
         return (*self._own, *others)
 
@@ -190,6 +195,12 @@ class Peers:
         """The ids of captures that get nothing: they cannot be reached, or have another version."""
         # Not this one: where its advertised address leads nowhere from here, it still runs logs.
         return frozenset(self._refused) - {self._id}
+
+    def leave_out(self, identity: str) -> None:
+        """Let no run that begins from now on have a share on a capture that is being drained: the
+        records that were looked at last may be from before.
+        """
+        self._leaving.add(identity)
 
     def is_own(self, location: str) -> bool:
         """Whether readers are sent to this capture by it."""
@@ -207,8 +218,10 @@ class Peers:
         """
         try:
             while True:
+                leaving = {*self._leaving}
                 try:
                     await self._look(await records())
+                    self._leaving -= leaving
                 except UnavailableError as err:
                     _log.warning("captures cannot be looked up now", error=str(err))
                 with suppress(TimeoutError):

@@ -54,6 +54,8 @@ class WorkersProcessor(ProcessorPosition):
         self.stop_ts = assignment.stop_ts
         self._keeps_history = assignment.keep_ts > 0
         self._tables: SharedTables | None = None
+        self._sharing: dict[WorkerShare, Worker] = {}
+        """Shares that have not ended, from before they begin."""
 
     @property
     def repairing(self) -> Collection[Span]:
@@ -83,6 +85,10 @@ class WorkersProcessor(ProcessorPosition):
         """See `Processor.worker_of`."""
         tables = self._tables
         return tables.placement.worker(span).id if tables else ""
+
+    def has_share_at(self, capture: str) -> bool:
+        """See `Processor.has_share_at`."""
+        return any(worker.id == capture for worker in self._sharing.values())
 
     def moving_to(self, span: Span) -> tuple[str, int]:
         """See `Processor.moving_to`."""
@@ -154,6 +160,7 @@ class WorkersProcessor(ProcessorPosition):
         finally:
             self.start_ts = max(self.start_ts, tables.sink.checkpoint_ts())
             self._tables = self.sink = self.mover = None
+            self._sharing.clear()
             self.table_pullers = ()
             self._catalog.listener = None
 
@@ -210,7 +217,13 @@ class WorkersProcessor(ProcessorPosition):
         start = ShareStart(
             self._name, tuple(tables), start_ts, tuple(changes), self._workers.term, keep_ts
         )
-        return worker.share(start)
+        share = worker.share(start)
+        self._sharing[share] = worker
+        return share
+
+    def ended(self, share: WorkerShare) -> None:
+        """A share has ended, as far as its worker could be told."""
+        self._sharing.pop(share, None)
 
 
 class _RunningShares:
@@ -228,7 +241,8 @@ class _RunningShares:
         """Run a share as a task of the run."""
         run = share.run(self._processor.stop_ts, self._tables.sink.notify, limited=limited)
         name = f"share of {self._tables.changefeed}"
-        self._task_of[share] = self._tasks.create_task(run, name=name)
+        self._task_of[share] = task = self._tasks.create_task(run, name=name)
+        task.add_done_callback(lambda _: self._processor.ended(share))
 
     async def start(self, worker: Worker) -> WorkerShare:
         """See `Shares.start`."""

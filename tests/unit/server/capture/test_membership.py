@@ -123,3 +123,18 @@ async def test_a_record_of_a_later_version_is_read_and_one_that_cannot_be_is_lef
         await meta.put(keys.capture(name), value)
     [found] = await member(meta, upstream, "one").members()
     assert (found.record.id, found.record.address, found.record.version) == ("new", "a:1", "99")
+
+
+async def test_a_capture_has_the_logs_that_it_runs_and_those_that_come_or_go(meta, upstream):
+    one = member(meta, upstream, "one")
+    for changefeed, placed, running in (
+        ("runs", "one", "one"),
+        ("comes", "one", ""),
+        ("goes", "two", "one"),
+        ("else", "two", "two"),
+    ):
+        await meta.put(keys.placement(changefeed), placed.encode())
+        if running:
+            await meta.put(keys.maintainer(changefeed), running.encode())
+    assert await one.maintained_by("one") == ["comes", "goes", "runs"]
+    assert await one.maintained_by("two") == ["else", "goes"]

@@ -9,13 +9,16 @@ is a model of one: it says how far its tables are, and of which rows it would gi
 import asyncio
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tidemarkpb.v1 import worker_pb2 as pb
 
+from server.capture.capture_service import _tables_at
 from server.capture.catalog import FeedCatalog, Terms
+from server.capture.membership import CaptureRecord
 from server.capture.processor import Assignment, ProcessorStats
 from server.capture.traffic import Traffic, weights
 from server.capture.worker import moves, wire
@@ -24,6 +27,7 @@ from server.capture.worker.processor import WorkersProcessor
 from server.capture.worker.remote import Mirror, WorkerLostError, lost
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
+from server.changefeed.info import State
 from server.puller.source import TableChange
 from sink.cut import Slice
 from sorter.errors import NotResolvedError
@@ -106,6 +110,13 @@ class ModelShare:
 
     async def run(self, target_ts, moved, *, limited=False):
         assert limited
+        self.worker.running += 1
+        try:
+            await self._run(moved)
+        finally:
+            self.worker.running -= 1
+
+    async def _run(self, moved):
         silent_s = 0.0
         while True:
             self._check()
@@ -276,6 +287,7 @@ class ModelWorker:
     catch_up_s: float = 0.5
     fails: str = ""
     location: str = ""
+    running: int = 0
 
     @property
     def name(self):
@@ -613,6 +625,43 @@ def test_a_share_that_joins_takes_no_position_of_the_whole_back():
                 for step in ("joins", "is drained"):
                     carry_out(cluster, (step, "b"), tasks, [])
                     await cluster.passes(12)
+            assert not cluster.errors
+            running.cancel()
+
+    simulated(run())
+
+
+@pytest.mark.parametrize("waits_s", [0.0, 0.05, 0.5, 12.0])
+def test_a_drained_capture_is_said_to_be_empty_when_it_can_be_stopped(waits_s):
+    async def run():
+        cluster = made(asyncio.get_running_loop())
+        cluster.workers.all["b"] = worker = ModelWorker("b", cluster.upstream)
+        worker.is_alive = False
+        record = CaptureRecord("b", "here", "there", "1")
+        feed = SimpleNamespace(
+            processor=cluster.processor,
+            tables=cluster.catalog.tables,
+            info=SimpleNamespace(state=State.NORMAL),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(cluster.keep_running())
+            await cluster.passes(3)
+            assert _tables_at(feed, record, own=False) == 0
+            # It joins, and is drained while its share begins, while tables move, or afterwards.
+            worker.is_alive = True
+            while not cluster.processor.has_share_at("b"):  # noqa: ASYNC110 - of simulated time
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(waits_s)
+            cluster.workers.drained.add("b")
+            left = set()
+            while _tables_at(feed, record, own=False):
+                left.add(len(tables_of(cluster).placement.tables().get(worker, ())))
+                assert cluster.processor.has_share_at("b")
+                await asyncio.sleep(0.01)
+            assert not worker.running
+            assert 0 in left, "a share without tables is one that has not ended"
+            worker.is_alive = False
+            await cluster.passes(60)
             assert not cluster.errors
             running.cancel()
 

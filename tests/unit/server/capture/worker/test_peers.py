@@ -71,6 +71,38 @@ async def test_an_owner_that_was_elected_just_now_knows_the_captures_before_it_d
         assert names(peers) == ["a", "b"]
 
 
+async def test_one_that_is_drained_gets_nothing_before_its_record_says_so(
+    tmp_path, port, monkeypatch
+):
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 3600)
+    peers = looking(tmp_path)
+    asked, answers = asyncio.Event(), asyncio.Queue()
+
+    async def records():
+        asked.set()
+        return await answers.get()
+
+    async def looked_up(*found):
+        await asked.wait()
+        asked.clear()
+        answers.put_nowait([record(name, port) for name in found])
+        peers._asked.set()
+        await asked.wait()
+
+    async with beside(peers.run(records)):
+        await looked_up("a", "b")
+        assert names(peers) == ["a", "b"]
+        # The look that is under way was asked before.
+        peers.leave_out("b")
+        assert names(peers) == ["a"]
+        await looked_up("a", "b")
+        assert names(peers) == ["a"]
+        await looked_up("a")
+        assert names(peers) == ["a"]
+        await looked_up("a", "b")
+        assert names(peers) == ["a", "b"], "it takes part again"
+
+
 async def test_one_that_was_lost_is_left_out_longer_each_time(tmp_path, port, monkeypatch):
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(module.time, "monotonic", lambda: now.s)
