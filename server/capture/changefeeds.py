@@ -49,6 +49,7 @@ from server.puller.source import Source
 from server.puller.tikv.puller import TablePuller
 from server.rpc.pd import PdClient
 from storage.defect import request_error
+from storage.meta.errors import MetaUnavailableError
 from storage.model.errors import TidemarkError, UnavailableError
 
 _log = structlog.get_logger(__name__)
@@ -69,12 +70,16 @@ class Changefeeds:
         self._safepoints = ChangefeedSafePoints(pd, only)
         self._filters = FilterUpdates(self._records)
         self._changing = asyncio.Lock()
+        self._doubted: set[str] = set()
+        """Changefeeds of which a change was sent, and whether it is in force is not known: they do
+        not run before the metadata has told (`_look_again`).
+        """
         self._saver = CheckpointSaver(
             self.feeds,
             self._records,
             self._safepoints,
             self._changing,
-            Handlers(self._on_lost, self._end, self._go_on_with_filter),
+            Handlers(self._on_lost, self._end, self._go_on_with_filter, self._look_at_doubted),
         )
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -121,6 +126,7 @@ class Changefeeds:
                 await self._go_on()
         finally:
             self._tasks = None
+            self._doubted.clear()
             ended = list(self.feeds.values())
             self.feeds.clear()
             # It may run elsewhere next, and nobody would delete its sorted rows here.
@@ -150,7 +156,7 @@ class Changefeeds:
             ChangefeedStateError: it is finished, or its removal has begun.
         """
         async with self._changing:
-            feed = self._owned_feed(changefeed)
+            feed = await self._changeable(changefeed)
             _check_open(feed)
             await feed.stop()
             try:
@@ -172,7 +178,7 @@ class Changefeeds:
             StartTsBeforeGcError: GC may have collected what it would need.
         """
         async with self._changing:
-            feed = self._owned_feed(changefeed)
+            feed = await self._changeable(changefeed)
             _check_open(feed)
             if failed_by_job(feed.info, feed.job) and not (overwrite_checkpoint_ts or with_now):
                 # Rows are being pulled all the time: only the lake job has to start again.
@@ -218,7 +224,7 @@ class Changefeeds:
         """
         update.check()
         async with self._changing:
-            feed = self._owned_feed(changefeed)
+            feed = await self._changeable(changefeed)
             if update.rules:
                 _check_open(feed)
             info = await self._updated_info(feed.info, update)
@@ -234,11 +240,9 @@ class Changefeeds:
                     # No reader may be beyond the ts that is chosen: it must not run meanwhile.
                     offered_ts = feed.processor.resolved_ts
                     await feed.stop()
-                    info = await self._filters.planned(
-                        feed, info, update.rules, offered_ts, dumps=update.dumps
-                    )
+                    info = await self._planned_filter(feed, info, update, offered_ts)
                 else:
-                    await self._records.save({}, {feed.id: info})
+                    await self._save_info(feed, info)
                 feed.info = info
                 # A run that gives up what is acknowledged cannot begin to keep it: another does.
                 keeps_now = bool(info.retention) and not feed.history.is_kept
@@ -247,7 +251,7 @@ class Changefeeds:
                     await feed.stop()
                     feed.source = source or feed.source
             finally:
-                if begins_anew:
+                if begins_anew and feed.id not in self._doubted:
                     feed.restart_at(feed.checkpoint_ts, feed.catalog.history)
                     self._start(feed)
             if not info.audit_s:
@@ -267,7 +271,7 @@ class Changefeeds:
             ChangefeedStateError: it is finished, or its removal has begun.
         """
         async with self._changing:
-            feed = self._owned_feed(changefeed)
+            feed = await self._changeable(changefeed)
             _check_open(feed)
             # What it begins with is not given up meanwhile.
             async with feed.history.changing:
@@ -288,7 +292,7 @@ class Changefeeds:
             ReaderNotExistsError: there is none of that name.
         """
         async with self._changing:
-            feed = self._owned_feed(changefeed)
+            feed = await self._changeable(changefeed)
             ts = feed.readers.position(name)
             await self._records.save_reader(changefeed, name, None)
             feed.readers.remove(name)
@@ -306,12 +310,27 @@ class Changefeeds:
         _check_open(feed)
         return await plan_filter(feed, rules)
 
+    async def _planned_filter(
+        self, feed: Feed, info: ChangefeedInfo, update: ChangefeedUpdate, offered_ts: int
+    ) -> ChangefeedInfo:
+        try:
+            return await self._filters.planned(
+                feed, info, update.rules, offered_ts, dumps=update.dumps
+            )
+        except MetaUnavailableError:
+            # Readers must not pass the ts that may be chosen by now.
+            self._doubt(feed)
+            raise
+
     async def _go_on_with_filter(self, feed: Feed) -> None:
         """Bring a new filter in force; repeated until it succeeds."""
         feed.filter_error, feed.filter_tried_s = "", time.monotonic()
         info, changes = feed.info, list(feed.catalog.history)
         try:
             info, changes = await self._filters.next_step(feed)
+        except MetaUnavailableError:
+            self._doubt(feed)
+            raise
         except TidemarkError as err:
             feed.filter_error = err.message
             _log.warning(
@@ -326,7 +345,7 @@ class Changefeeds:
         # Its record is marked first and goes last: while it is there, whoever owns the changefeeds
         # knows that safepoints may be left.
         async with self._changing:
-            feed = self._owned_feed(changefeed, readable=False)
+            feed = await self._changeable(changefeed, readable=False)
             if feed.is_info_readable:
                 await self._move(feed, State.REMOVED)
             await self._end(feed)
@@ -435,7 +454,11 @@ class Changefeeds:
             tables = tuple(table.record for table in feed.tables)
         start = SchemaChange(start_ts, tables=by_id(tables))
         # Durable first: a crash here begins at the new ts, with the tables that it has.
-        await self._records.restart(info, start, feed.readers.named())
+        try:
+            await self._records.restart(info, start, feed.readers.named())
+        except UnavailableError:
+            self._doubt(feed)
+            raise
         feed.info, feed.info_saved = info, True
         feed.restart_at(start_ts, [start])
         feed.readers.restart_at(start_ts)
@@ -460,8 +483,11 @@ class Changefeeds:
             await self._records.save_job(feed.id, None)
         feed.job = feed.job_saved = None
 
-    def _owned_feed(self, changefeed: str, *, readable: bool = True) -> Feed:
+    async def _changeable(self, changefeed: str, *, readable: bool = True) -> Feed:
+        """A changefeed that is to be changed, as the metadata has it; under the lock."""
         self._check_active()
+        if changefeed in self._doubted:
+            await self._look_again(changefeed)
         feed = self.feed(changefeed)
         if readable and not feed.is_info_readable:
             # Whatever was written now would take the place of what another version can read.
@@ -470,15 +496,64 @@ class Changefeeds:
             )
         return feed
 
+    def _doubt(self, feed: Feed) -> None:
+        """A change of a changefeed that has stopped got no answer: what is in memory may be of
+        before, and nothing may be written by it.
+        """
+        self._doubted.add(feed.id)
+        feed.info_saved = True
+
+    async def _look_at_doubted(self) -> None:
+        """Take over what the metadata says of changefeeds whose last change has no answer."""
+        for changefeed in sorted(self._doubted):
+            await self._look_again(changefeed)
+
+    async def _look_again(self, changefeed: str) -> None:
+        """Take over a changefeed as the metadata has it, as a new owner would; under the lock.
+
+        Raises:
+            UnavailableError: the metadata does not answer.
+        """
+        record = await self._records.settled_one(changefeed)
+        jobs = await self._records.load_jobs(time.monotonic())
+        feed = None if record is None else await self.loaded(record)
+        before = self.feeds.pop(changefeed, None)
+        if before is not None:
+            await before.stop()
+        self._doubted.discard(changefeed)
+        _log.warning(
+            "changefeed is as the metadata has it",
+            changefeed=changefeed,
+            state=None if feed is None else feed.info.state.value,
+            checkpoint_ts=None if feed is None else feed.checkpoint_ts,
+        )
+        if feed is not None and self._is_mine(feed):
+            feed.job = feed.job_saved = jobs.get(changefeed)
+            self.feeds[changefeed] = feed
+            self._start(feed)
+
+    def _is_mine(self, feed: Feed) -> bool:
+        """Whether a changefeed that was read again runs here."""
+        del feed
+        return True
+
     def _check_active(self) -> None:
         if self._tasks is None:
             raise _not_owner()
 
     async def _move(self, feed: Feed, state: State, error: RunningError | None = None) -> None:
         info = feed.info.moved_to(state, error)
-        await self._records.save({}, {feed.id: info})
+        await self._save_info(feed, info)
         feed.info, feed.info_saved = info, True
         _log.info("changefeed state", changefeed=feed.id, state=state.value)
+
+    async def _save_info(self, feed: Feed, info: ChangefeedInfo) -> None:
+        """Write a record. If that gets no answer, the one before is written again."""
+        try:
+            await self._records.save({}, {feed.id: info})
+        except UnavailableError:
+            feed.info_saved = False
+            raise
 
     def _start(self, feed: Feed) -> None:
         if feed.info.state.is_running and self._tasks is not None:

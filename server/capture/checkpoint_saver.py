@@ -50,6 +50,8 @@ class Handlers:
     """Called until everything that an end or a removal brings is done (`Feed.is_ending`)."""
     on_filter: Callable[[Feed], Awaitable[None]]
     """Called while a new filter is to come in force (`Feed.is_filter_due`)."""
+    on_doubted: Callable[[], Awaitable[None]]
+    """Called first: changefeeds of which the metadata may have more than is known are not saved."""
 
 
 class CheckpointSaver:
@@ -88,6 +90,7 @@ class CheckpointSaver:
     async def _save_all(self) -> None:
         try:
             async with self._changing:
+                await self._handlers.on_doubted()
                 # Checkpoints before safepoints: a crash in between keeps more history than needed.
                 await self._save()
                 await self._save_jobs()

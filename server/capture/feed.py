@@ -197,6 +197,9 @@ class Feed:
 
     def restart_at(self, checkpoint_ts: int, changes: Iterable[SchemaChange]) -> None:
         """Begin elsewhere next time it runs, with the tables of `changes`."""
+        if checkpoint_ts < self.safepoint_ts:
+            # What its service holds is not enough: another one has to stay until it is set anew.
+            self.safepoint_ts, self.safepoint_time = 0, 0.0
         self.checkpoint_ts, self.settled_ts = checkpoint_ts, 0
         self.reading = Reading(time.monotonic())
         self.delivery = Delivery(checkpoint_ts)

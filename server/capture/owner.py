@@ -191,6 +191,7 @@ class Owner(Changefeeds):
             except UnavailableError:
                 # The answer of the write was lost: the record may be there, and then needs its
                 # history. The creation's safepoint stays until `CheckpointSaver` sweeps it.
+                self._doubted.add(new.id)
                 raise
             except Exception:
                 await self._safepoints.end_creation(source, new.id)
@@ -261,6 +262,12 @@ class Owner(Changefeeds):
             if not (record.info.id in placed if record.error else is_log(record.info.source_uri))
         ]
 
+    def _is_mine(self, feed: Feed) -> bool:
+        if self._placement is None or not is_log(feed.info.source_uri):
+            return True
+        self._placement.changed.set()
+        return False
+
     async def _go_on(self) -> None:
         metrics.OWNER.set(1)
         try:
@@ -307,6 +314,8 @@ class Owner(Changefeeds):
             NotOwnerError, ChangefeedExistsError: it cannot.
         """
         self._check_active()
+        if changefeed in self._doubted:
+            await self._look_again(changefeed)
         if changefeed in self.feeds:
             raise ChangefeedExistsError(
                 f"changefeed {changefeed} exists already; choose another id or remove it"

@@ -91,6 +91,16 @@ class Records:
         status = await self._meta.get(keys.status(changefeed))
         return changefeed_record(pair, None if status is None else status.value)
 
+    async def settled_one(self, changefeed: str) -> ChangefeedRecord | None:
+        """The same, when no earlier write can be carried out any more.
+
+        Raises:
+            MetaUnavailableError: nobody answers.
+            NotOwnerError: another capture writes the records by now.
+        """
+        await self._write([])
+        return await self.load_one(changefeed)
+
     async def service_safe_points(
         self, cluster_id: int, service_ids: Collection[str]
     ) -> dict[str, int]:

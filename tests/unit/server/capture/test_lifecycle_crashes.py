@@ -7,15 +7,20 @@ then, and no safepoint may be left over.
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from gcsafepoint.explain.names import feed_of
 from server.capture.flight import OwnerFeeds
+from server.capture.update import ChangefeedUpdate
 from server.changefeed.info import State
 from sink.flight.feeds import FAILED, Report
+from sink.retention import Retention
 from storage.meta.client import EtcdMeta
-from storage.model.errors import TidemarkError
+from storage.meta.errors import MetaUnavailableError
+from storage.model.errors import TidemarkError, UnavailableError
 from tests.unit.server.capture.conftest import new
 from tests.unit.server.capture.test_owner import until
 
@@ -73,6 +78,10 @@ async def resume_elsewhere(owner):
     await owner.resume("feed", 1100)
 
 
+async def resume_back(owner):
+    await owner.resume("feed", 900)
+
+
 async def resume_failed_job(owner):
     await owner.resume("feed")
 
@@ -112,7 +121,7 @@ async def prepared(owner, change, upstream):
             State.FAILED
         )  # as after the day for which such a changefeed holds GC back
         await feed.stop()
-    if change in (resume, resume_elsewhere):
+    if change in (resume, resume_elsewhere, resume_back):
         await owner.pause("feed")
 
 
@@ -160,6 +169,86 @@ async def test_no_crash_leaves_a_safepoint_or_takes_one_away(
             assert step > 1
             return
     raise AssertionError("it has no end")
+
+
+class Unanswered:
+    """Lets one transaction of the metadata have no answer, before or after it is done."""
+
+    def __init__(self, meta, monkeypatch):
+        self.count, self.lost_at, self.is_done = 0, 0, False
+        txn = meta.txn
+
+        async def counted(*arguments):
+            self.count += bool(self.lost_at)
+            if self.count != self.lost_at or not self.lost_at:
+                return await txn(*arguments)
+            self.lost_at = 0
+            if self.is_done:
+                await txn(*arguments)
+            raise MetaUnavailableError("no answer")
+
+        monkeypatch.setattr(meta, "txn", counted)
+
+
+async def update_retention(owner):
+    await owner.update("feed", ChangefeedUpdate(retention=Retention(3600)))
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "change", [create, pause, resume, resume_elsewhere, resume_back, remove, update_retention]
+)
+async def test_what_is_in_memory_is_what_the_metadata_has_after_a_change_without_an_answer(
+    capture, upstream, meta, monkeypatch, change, is_done
+):
+    unanswered = Unanswered(meta, monkeypatch)
+    upstream.now_ts = 2000
+    for step in range(1, 40):
+        owner = await capture.start()
+        owner.table = capture.table
+        await prepared(owner, change, upstream)
+        unanswered.count, unanswered.lost_at, unanswered.is_done = 0, step, is_done
+        error = None
+        try:
+            await change(owner)
+        except UnavailableError as err:
+            error = err
+        is_over, unanswered.lost_at = unanswered.lost_at > 0, 0
+        if error is not None:
+            # A loop of the owner's saver: nobody has to ask.
+            await until(partial(is_settled, owner))
+        feeds = {feed.id: told(feed) for feed in owner.feeds.values()}
+        # What it has changes nothing in the next moments either.
+        for feed in owner.feeds.values():
+            if feed.info.state.is_running:
+                await until(lambda feed=feed: feed.processor.sink is not None)
+        assert feeds == {feed.id: told(feed) for feed in owner.feeds.values()}
+        await capture.stop()
+        owner = await capture.start()
+        assert {feed.id: told(feed) for feed in owner.feeds.values()} == feeds
+        if "feed" in owner.feeds:
+            await owner.remove("feed")
+        await capture.stop()
+        if is_over:
+            assert step > 1
+            return
+    raise AssertionError("it has no end")
+
+
+def is_settled(owner):
+    feeds = owner.feeds.values()
+    return not owner._doubted and all(each.info_saved and not each.is_ending for each in feeds)
+
+
+def told(feed):
+    """What both must say, but for states that come and go while it runs."""
+    info, changes = feed.info, feed.catalog.history
+    state = State.NORMAL if info.state.is_running else info.state
+    return (
+        replace(info, state=state, error=None),
+        feed.checkpoint_ts,
+        [(each.commit_ts, each.tables) for each in changes],
+    )
 
 
 async def check(owner, upstream):
