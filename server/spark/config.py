@@ -46,6 +46,11 @@ class JobSettings:
         "on: rows that are gone are masked; off: Delta writes files anew, Iceberg writes equality "
         "deletes",
     )
+    write: str = setting(
+        "auto",
+        "who reads the rows of a cut and writes their files: spark, tasks only; driver, the driver "
+        "up to 256 MiB of a table in a cut; auto, the driver up to 64 MiB or 8 MiB",
+    )
     conf: tuple[str, ...] = setting(
         (),
         "a Spark setting of a job's session, NAME=VALUE; may be repeated; secrets belong into "
@@ -121,6 +126,7 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
         "--until-ts": str(config.until_ts or ""),
         "--compact-every": str(config.compact_every),
         "--deletion-vectors": config.deletion_vectors,
+        "--write": config.write,
         "--ca-path": security.ca_path,
         "--cert-path": security.cert_path,
         "--key-path": security.key_path,

@@ -124,7 +124,7 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
 
         spark = session()
         target = open_target(arguments, spark, manifest)
-        writers = TableWriters(arguments.source_options, spark, arguments.parallel)
+        writers = TableWriters(arguments.source_options, spark, arguments.parallel, arguments.write)
         applier = CutApplier(
             changefeed,
             arguments.changefeed,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from pyspark_tidemark.lake.format import DELETION_VECTORS, EVOLUTIONS, MODES, ON_DROP
+from pyspark_tidemark.lake.format import DELETION_VECTORS, EVOLUTIONS, MODES, ON_DROP, WRITES
 
 _DURATION = re.compile(r"[1-9][0-9]{0,8} ?(millisecond|second|minute)s?")
 
@@ -46,6 +46,7 @@ SETTINGS: Final[Mapping[str, Callable[[str], str]]] = {
     "schema-evolution": _one_of(EVOLUTIONS),
     "on-drop": _one_of(ON_DROP),
     "deletion-vectors": _one_of(DELETION_VECTORS),
+    "write": _one_of(WRITES),
     "keep-cuts-hours": _hours,
     "compact-every": _whole_number(0),
     "trigger": _duration,

@@ -25,7 +25,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.format import MODES
+from pyspark_tidemark.lake.format import MODES, SPARK
 from pyspark_tidemark.lake.kafka import settings as kafka
 from pyspark_tidemark.lake.registry import FORMATS, find_format
 from pyspark_tidemark.sink_settings import SETTINGS, faults
@@ -363,6 +363,20 @@ class SinkUri:
             )
         return mode or modes[0]
 
+    def check_write(self, write: str) -> None:
+        """See that whoever is to write the rows (one of `WRITES`) can.
+
+        Raises:
+            SourceError: ErrWriteUnsupported.
+        """
+        if write == SPARK and not _tasks_write(self.format, is_remote=self.is_remote):
+            place = "target where only Hadoop reaches" if self.is_remote else "target"
+            raise SourceError(
+                "ErrWriteUnsupported",
+                f"a {self.format} {place} cannot do --write spark: only the driver can write "
+                "there; leave the option out",
+            )
+
 
 def format_of(text: str) -> str:
     """The format that a stored sink URI asks for, also where it is not valid,
@@ -493,9 +507,19 @@ def _options(
     modes = find_format(parts.scheme.partition("+")[0]).modes
     if mode in MODES and mode not in modes:
         wrong.append(f"mode={mode}: such a target can do {', '.join(modes)}")
+    lake_format, _, system = parts.scheme.partition("+")
+    if dict(options).get("write") == SPARK and not _tasks_write(
+        lake_format, is_remote=system in SYSTEMS
+    ):
+        wrong.append("write=spark: only the driver can write to such a target")
     if wrong:
         raise _invalid(f"options of the sink URI: {'; '.join(wrong)}{advice}")
     return options
+
+
+def _tasks_write(lake_format: str, *, is_remote: bool) -> bool:
+    record = find_format(lake_format)
+    return record.tasks_write_remotely if is_remote else record.tasks_write
 
 
 def _check_login(parts: SplitResult) -> None:

@@ -86,7 +86,7 @@ class KeptLake:
                 manifest,
                 policy=arguments.policy,
                 writers=TableWriters(
-                    source_options=arguments.source_options, spark=self._spark, parallel=2
+                    arguments.source_options, self._spark, parallel=2, write=arguments.write
                 ),
             )
             at_ts = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.format import DELETION_VECTORS, EVOLUTIONS, MODES, ON, ON_DROP
+from pyspark_tidemark.lake.format import DELETION_VECTORS, EVOLUTIONS, MODES, ON, ON_DROP, WRITES
 from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
@@ -36,6 +36,8 @@ class Arguments:
     parallel: int
     compact_every: int
     deletion_vectors: bool
+    write: str
+    """One of `WRITES`."""
     keep_hours: float
     mode: str
     policy: Policy
@@ -56,7 +58,7 @@ class Arguments:
         """Read the command line.
 
         Raises:
-            SourceError: ErrTargetInvalid, ErrModeUnsupported.
+            SourceError: ErrTargetInvalid, ErrModeUnsupported, ErrWriteUnsupported.
             SystemExit: bad usage.
         """
         parser = _parser()
@@ -68,6 +70,7 @@ class Arguments:
             given = parser.parse_args([*argv, *of_uri])
             target = target.without_settings()
         mode = target.mode(given.mode)
+        target.check_write(given.write)
         tls = {"caPath": given.ca_path, "certPath": given.cert_path, "keyPath": given.key_path}
         tls["tokenFile"] = given.token_file
         return cls(
@@ -85,6 +88,7 @@ class Arguments:
             parallel=given.parallel_tables,
             compact_every=given.compact_every,
             deletion_vectors=given.deletion_vectors == ON,
+            write=given.write,
             keep_hours=given.keep_cuts_hours,
             mode=mode,
             policy=Policy(mode, given.schema_evolution, given.on_drop),
@@ -200,6 +204,16 @@ def _parser() -> argparse.ArgumentParser:
         choices=DELETION_VECTORS,
         help=(
             "mask rows that are gone; off: Delta writes files anew, Iceberg writes equality deletes "
+            "(default: %(default)s)"
+        ),
+    )
+    add(
+        "--write",
+        default=WRITES[0],
+        choices=WRITES,
+        help=(
+            "who reads the rows of a cut and writes their files: spark, tasks only; driver, the "
+            "driver up to 256 MiB of a table in a cut; auto, the driver up to 64 MiB or 8 MiB "
             "(default: %(default)s)"
         ),
     )

@@ -18,6 +18,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, SliceEndpoint, TableMeta
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.columns import map_in_arrow, quoted
+from pyspark_tidemark.lake.format import AUTO, DRIVER, SPARK
 from pyspark_tidemark.lake.schema import fitted
 from pyspark_tidemark.lake.soft_delete import as_sent, as_sent_frame, marked, marked_frame
 
@@ -33,6 +34,12 @@ default.
 """
 ARROW_READ_MAX_BYTES = 64 << 20
 """The same where the driver writes the files itself: the JVM never has the rows."""
+DRIVER_ONLY_READ_MAX_BYTES = 64 << 20
+DRIVER_ONLY_ARROW_READ_MAX_BYTES = 256 << 20
+"""Both bounds where the driver is asked to write (`--write driver`): beyond the second, tasks do.
+
+Of what is read for the JVM, Spark takes less than 128 MiB in a message.
+"""
 _CELL_BYTES = 8
 """What a cell takes in memory at least, in Arrow and in Spark: captures count a byte or two, as for
 nulls.
@@ -46,6 +53,17 @@ class Counted:
 
     rows: int
     checksum: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ByTasks:
+    """What tasks have written of a table in a cut: files that nobody reads before the driver
+    commits them.
+    """
+
+    counted: Counted
+    parts: tuple[Any, ...]
+    """What each task says of its files, as the target's `TaskWriter` says it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +84,10 @@ class Changes:
     """The target's rows from before the cut go with it (`Target.empties_with_cut`)."""
     soft_delete: bool = False
     """Deletes come as updates that mark their rows (`lake.soft_delete`)."""
+    write: str = AUTO
+    """Who is to read them and write their files, one of `format.WRITES`."""
+    by_tasks: "ByTasks | None" = None
+    """What the tasks of the cut's one job have written of them; None: nothing yet."""
 
     @property
     def planned_rows(self) -> int:
@@ -81,15 +103,27 @@ class Changes:
     def here(self) -> bool:
         """Whether the driver reads them, also into a DataFrame."""
         # As one task's data they are then less than the 128 MiB that Spark allows in a message.
-        return self._bytes <= DRIVER_READ_MAX_BYTES
+        return self._are_within(DRIVER_READ_MAX_BYTES, DRIVER_ONLY_READ_MAX_BYTES)
 
     @property
     def in_arrow(self) -> bool:
         """Whether the driver reads them to write files itself."""
-        return self._bytes <= ARROW_READ_MAX_BYTES
+        return self._are_within(ARROW_READ_MAX_BYTES, DRIVER_ONLY_ARROW_READ_MAX_BYTES)
 
     @property
-    def _bytes(self) -> int:
+    def in_one_task(self) -> bool:
+        """Whether one task may hold all of them in memory."""
+        return self.planned_bytes <= ARROW_READ_MAX_BYTES
+
+    def _are_within(self, usual_bytes: int, driver_only_bytes: int) -> bool:
+        if self.write == SPARK:
+            # Where there is nothing to read, no task is needed to say so.
+            return not self.slices
+        return self.planned_bytes <= (driver_only_bytes if self.write == DRIVER else usual_bytes)
+
+    @property
+    def planned_bytes(self) -> int:
+        """What they take in memory, as estimated by the captures."""
         reported_bytes = sum(part.size_bytes for part in self.slices)
         return max(reported_bytes, self.planned_rows * len(self.table.schema) * _CELL_BYTES)
 
@@ -147,11 +181,20 @@ class Changes:
         return as_sent(rows) if self.soft_delete else rows
 
     @property
+    def read_again(self) -> "Changes":
+        """The same, as if no task had written them."""
+        return dataclasses.replace(self, by_tasks=None, write=AUTO)
+
+    @property
     def _comes_as_written(self) -> bool:
         return self.read_schema is None and not self.soft_delete
 
     def counted(self, session: SparkSession) -> Counted:
-        """Rows and checksum; executors read their rows once more for it."""
+        """Rows and checksum; executors read their rows once more for it, unless they have counted
+        what they wrote.
+        """
+        if self.by_tasks is not None:
+            return self.by_tasks.counted
         if self.here or "arrow" in self.__dict__:
             rows, total = checksum([self.sent(self.arrow)])
             return Counted(rows, hexadecimal(total))

@@ -9,9 +9,10 @@ import dataclasses
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -25,7 +26,7 @@ from pyspark_tidemark.flight import (
     slices_within,
 )
 from pyspark_tidemark.lake.barrier import Barrier, BarrierResult
-from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.changes import ByTasks, Changes
 from pyspark_tidemark.lake.cut_record import (
     CutRecord,
     Shown,
@@ -33,19 +34,24 @@ from pyspark_tidemark.lake.cut_record import (
     after_statements,
     covered,
 )
+from pyspark_tidemark.lake.cut_tasks import TaskWriter, write_by_tasks
 from pyspark_tidemark.lake.failure import in_table, named
-from pyspark_tidemark.lake.format import SOFT_DELETE
+from pyspark_tidemark.lake.format import AUTO, SOFT_DELETE, SPARK
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.soft_delete import MarkedTables
-from pyspark_tidemark.lake.target import Target, VersionedTarget, path_part, removed
+from pyspark_tidemark.lake.target import Target, TaskTarget, VersionedTarget, path_part, removed
 from pyspark_tidemark.options import LOGICAL_BITS
 
 _logger = logging.getLogger(__name__)
 _OFFER_WAIT_MS = 10_000
 NO_BATCH = -1
 """In the record of a stretch that was skipped: no batch of Spark's delivered it."""
+_Argument = TypeVar("_Argument")
+_Outcome = TypeVar("_Outcome")
+_Planned = tuple[TableMeta, tuple[int, int], Sequence[SliceEndpoint], bool]
+"""A table, the cut's range, the table's slices in it, and whether the table is emptied before."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +65,24 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class TableWriters:
-    """How the tables of a cut are written: how many at a time, by which session, from where."""
+    """How the tables of a cut are written: how many at a time, by which session, from where, and
+    whether by tasks (`write`, one of `format.WRITES`).
+    """
 
     source_options: dict[str, str]
     spark: SparkSession | None
     """None only for a target that needs no Spark."""
     parallel: int
+    write: str = AUTO
+
+
+@dataclasses.dataclass(frozen=True)
+class _TableWork:
+    """What a cut brings to one table that has not got it yet."""
+
+    changes: Changes
+    is_new: bool
+    """The target does not have the table."""
 
 
 class CutApplier:
@@ -89,6 +107,8 @@ class CutApplier:
         described = MarkedTables(changefeed) if self._soft_delete else changefeed
         self._barrier = Barrier(described, target, manifest, policy)
         self._source_options = writers.source_options
+        self._spark = writers.spark
+        self._write = writers.write
         self._pool = (
             ThreadPoolExecutor(writers.parallel, "table")
             if writers.spark is None
@@ -291,20 +311,41 @@ class CutApplier:
             (tables[name], (start_ts, end_ts), slices.get(name, []), name in barrier_result.emptied)
             for name in names
         ]
-        writing = [self._pool.submit(self._apply_table, *arguments) for arguments in work]
+        if self._write == SPARK:
+            return self._apply_by_tasks(names, work)
+        return self._each(names, lambda one: self._finish(self._begin(one)), work)
+
+    def _apply_by_tasks(self, names: Sequence[str], work: Sequence[_Planned]) -> list[TableCut]:
+        """One Spark job for all tables between the look at their positions and their commits."""
+        begun = self._each(names, self._begin, work)
+        writers = self._each(names, self._task_writer, begun)
+        assert self._spark is not None, "a target whose files tasks write has a session"
+        made = write_by_tasks(self._spark, filter(None, writers))
+        committed = [(one, made.get(name)) for one, name in zip(begun, names, strict=True)]
+        return self._each(names, lambda one: self._finish(*one), committed)
+
+    def _task_writer(self, begun: _TableWork | TableCut) -> tuple[Changes, TaskWriter] | None:
+        if isinstance(begun, TableCut) or not isinstance(self._target, TaskTarget):
+            return None
+        # Where there is nothing to read, a table may have to be made, which the driver does.
+        if not begun.changes.slices:
+            return None
+        writer = self._target.task_writer(begun.changes, is_new=begun.is_new)
+        return None if writer is None else (begun.changes, writer)
+
+    def _each(
+        self, names: Sequence[str], call: Callable[[_Argument], _Outcome], of: Iterable[_Argument]
+    ) -> list[_Outcome]:
+        """The outcomes of a call for each table, made in parallel."""
+        running = [self._pool.submit(call, one) for one in of]
         # Also when one has failed: the job ends then, and gives the lake up with no table still
         # being written.
-        wait(writing)
-        return [_result(name, table) for name, table in zip(names, writing, strict=True)]
+        wait(running)
+        return [_result(name, one) for name, one in zip(names, running, strict=True)]
 
-    def _apply_table(
-        self,
-        table: TableMeta,
-        cut: tuple[int, int],
-        slices: Sequence[SliceEndpoint],
-        emptied: bool,  # noqa: FBT001 - a pool's
-    ) -> TableCut:
-        start_ts, end_ts = cut
+    def _begin(self, planned: _Planned) -> _TableWork | TableCut:
+        """What is to be done for a table, or its record where it has the cut already."""
+        table, (start_ts, end_ts), slices, emptied = planned
         position = self._positions.get(table.name)
         if position is None:
             position = self._target.position(table)
@@ -323,12 +364,18 @@ class CutApplier:
                 False,
             )
         changes = self._changes(self._fitting(table, position), table, start_ts, end_ts, slices)
-        changes = dataclasses.replace(changes, emptied=emptied)
-        is_traced = any(part.is_traced for part in slices)
+        return _TableWork(dataclasses.replace(changes, emptied=emptied), position is None)
+
+    def _finish(self, begun: _TableWork | TableCut, by_tasks: ByTasks | None = None) -> TableCut:
+        """Commit the cut to a table, with what tasks have written for it or by reading it."""
+        if isinstance(begun, TableCut):
+            return begun
+        changes = dataclasses.replace(begun.changes, by_tasks=by_tasks)
+        table, start_ts, end_ts = changes.table, changes.start_ts, changes.end_ts
+        is_traced = any(part.is_traced for part in changes.slices)
         writing = self._span.child("table", table=table.name) if is_traced else tracing.NO_SPAN
         try:
-            create = position is None
-            applied = self._target.create(changes) if create else self._target.apply(changes)
+            applied = self._target.create(changes) if begun.is_new else self._target.apply(changes)
         except Exception as err:
             writing.end(named(err))
             raise
@@ -402,6 +449,7 @@ class CutApplier:
             self._source_options,
             schema,
             soft_delete=self._soft_delete,
+            write=self._write,
         )
 
 
@@ -461,8 +509,8 @@ def _ended_tables(manifest: Manifest, described: ChangefeedMeta) -> tuple[str, .
     return tuple(sorted(manifest.shown().keys() - described.tables.keys()))
 
 
-def _result(name: str, writing: "Future[TableCut]") -> TableCut:
-    """The record of one table; its error names the table, which holds up the cuts of all."""
+def _result(name: str, writing: "Future[_Outcome]") -> _Outcome:
+    """The outcome of one table; its error names the table, which holds up the cuts of all."""
     try:
         return writing.result()
     except Exception as err:

@@ -21,6 +21,11 @@ EVOLUTIONS: Final = (EVOLVE, EXCEPTION, IGNORE)
 ON, OFF = "on", "off"
 DELETION_VECTORS: Final = (ON, OFF)
 """Whether rows that are gone are masked by deletion vectors, the default first."""
+AUTO, DRIVER, SPARK = "auto", "driver", "spark"
+WRITES: Final = (AUTO, DRIVER, SPARK)
+"""Who reads the rows of a cut and writes their files, the default first: `lake.changes` has the
+bounds of each.
+"""
 KEEP, DROP = "keep", "drop"
 ON_DROP: Final = (KEEP, DROP)
 """What can become of a table that was dropped upstream, the default first."""
@@ -85,6 +90,10 @@ class LakeFormat:
     """Whether its lakes are topics of a log, from which nobody reads rows back."""
     aliases: tuple[str, ...] = ()
     """Other schemes that users try for it."""
+    tasks_write: bool = False
+    """Whether tasks of Spark can write the files of its tables."""
+    tasks_write_remotely: bool = False
+    """The same of its tables where only Hadoop reaches."""
     has_catalogs: bool = False
     """Whether its tables may be in a catalog, named as `FORMAT+catalog://NAME`."""
     needs_rename: bool = False

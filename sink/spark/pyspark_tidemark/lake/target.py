@@ -22,6 +22,7 @@ from pyspark_tidemark.flight import ChangefeedMeta, Ddl, TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cut_record import Shown
+from pyspark_tidemark.lake.cut_tasks import TaskWriter
 from pyspark_tidemark.lake.format import ROW_MODES
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.registry import find_format
@@ -149,6 +150,18 @@ class VersionedTarget(Protocol):
 
         Raises:
             SourceError: ErrTableRolledBack, somebody else has put an older state of it there.
+        """
+
+
+@runtime_checkable
+class TaskTarget(Protocol):
+    """What a target offers besides for which tasks can write the files of many tables at once
+    (`lake.cut_tasks`).
+    """
+
+    def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
+        """What writes the files of changes in tasks, before `create` of a new table or `apply`
+        commits them; None: these have to read and write by themselves.
         """
 
 

@@ -1,10 +1,21 @@
 """Which changes of a cut the driver reads itself, and which it takes."""
 
+import dataclasses
+
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, SliceEndpoint, TableMeta
-from pyspark_tidemark.lake.changes import DRIVER_READ_MAX_BYTES, FEW_ROWS_MAX, Changes
+from pyspark_tidemark.lake.changes import (
+    ARROW_READ_MAX_BYTES,
+    DRIVER_ONLY_ARROW_READ_MAX_BYTES,
+    DRIVER_ONLY_READ_MAX_BYTES,
+    DRIVER_READ_MAX_BYTES,
+    FEW_ROWS_MAX,
+    ByTasks,
+    Changes,
+    Counted,
+)
 from pyspark_tidemark.options import parse
 
 CHANGEFEED = Changefeed(
@@ -32,6 +43,39 @@ def planned(*slices, columns=8):
 )
 def test_the_driver_reads_up_to_so_many_bytes_of_a_table(slices, here):
     assert planned(*slices).here is here
+
+
+@pytest.mark.parametrize(
+    ("write", "here_bytes", "arrow_bytes"),
+    [
+        ("auto", DRIVER_READ_MAX_BYTES, ARROW_READ_MAX_BYTES),
+        ("driver", DRIVER_ONLY_READ_MAX_BYTES, DRIVER_ONLY_ARROW_READ_MAX_BYTES),
+    ],
+)
+def test_a_driver_that_is_asked_to_write_reads_more(write, here_bytes, arrow_bytes):
+    for size, here, in_arrow in (
+        (here_bytes, True, True),
+        (here_bytes + 1, False, True),
+        (arrow_bytes, False, True),
+        (arrow_bytes + 1, False, False),
+    ):
+        changes = dataclasses.replace(planned((1, size)), write=write)
+        assert (changes.here, changes.in_arrow) == (here, in_arrow)
+
+
+def test_where_tasks_are_asked_to_write_the_driver_reads_nothing():
+    changes = dataclasses.replace(planned((1, 1)), write="spark")
+    assert (changes.here, changes.in_arrow) == (False, False)
+    nothing = dataclasses.replace(planned(), write="spark")
+    assert (nothing.here, nothing.in_arrow) == (True, True), "no task is needed for no row"
+
+
+def test_what_tasks_have_counted_is_not_read_again():
+    counted = Counted(2, "00ff")
+    changes = dataclasses.replace(planned((2, 100)), by_tasks=ByTasks(counted, ()), write="spark")
+    assert changes.counted(None) == counted
+    assert changes.read_again.by_tasks is None
+    assert changes.read_again.here, "as if nobody had asked for tasks"
 
 
 def test_columns_that_the_store_holds_in_a_byte_count_as_in_memory():

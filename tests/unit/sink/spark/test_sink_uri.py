@@ -39,6 +39,32 @@ def test_other_forms_are_refused_and_no_secret_is_repeated(text):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("uri", "can"),
+    [
+        ("delta:///lake", True),
+        ("iceberg:///lake", True),
+        ("parquet:///lake", True),
+        ("delta+s3a://bucket/lake", True),
+        ("iceberg+catalog://prod", True),
+        ("iceberg+hdfs://name/lake", True),
+        ("parquet+hdfs://name/lake", False),
+        ("mysql://u@h/db", False),
+        ("postgresql://u@h/db", False),
+        ("kafka://h:9092/t?protocol=canal-json", False),
+    ],
+)
+def test_only_the_driver_writes_where_tasks_cannot(uri, can):
+    target = SinkUri.parse(uri)
+    target.check_write("auto")
+    target.check_write("driver")
+    if can:
+        target.check_write("spark")
+    else:
+        with pytest.raises(SourceError, match="ErrWriteUnsupported"):
+            target.check_write("spark")
+
+
 def test_each_format_has_a_default_mode_and_refuses_what_it_cannot_do():
     assert {name: SinkUri(name, "/x").mode("") for name in FORMATS} == {
         **dict.fromkeys(FORMATS, "upsert"), "parquet": "append", "kafka": "append",
@@ -160,6 +186,9 @@ def test_a_lakes_uri_says_how_the_lake_is_kept(place):
         ("delta:///x?mode=append&mode=scd2", "mode is given more than once"),
         ("delta:///x?schema-evolution=maybe", "one of evolve, exception, ignore"),
         ("delta:///x?on-drop=", "one of keep, drop"),
+        ("delta:///x?write=tasks", "write is one of auto, driver, spark, not 'tasks'"),
+        ("postgresql://u@h/db?write=spark", "write=spark: only the driver can write"),
+        ("parquet+s3a://b/x?write=spark", "write=spark: only the driver can write"),
         ("delta:///x?deletion-vectors=true", "deletion-vectors is one of on, off, not 'true'"),
         ("delta:///x?keep-cuts-hours=-1", "hours, such as 48 or 0.5"),
         ("delta:///x?keep-cuts-hours=nan", "hours"),

@@ -41,6 +41,8 @@ DELTA: Final = LakeFormat(
     title="Delta",
     modes=(UPSERT, APPEND, SCD2, SOFT_DELETE),
     entry_point="pyspark_tidemark.lake.delta.target:DeltaConnector",
+    tasks_write=True,
+    tasks_write_remotely=True,
     jars=Jars("io.delta:delta-spark_4.2_2.13:4.4.0", _DIGESTS),
     session={
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -18,22 +18,28 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
 from pyspark_tidemark.lake.columns import quoted
+from pyspark_tidemark.lake.cut_tasks import TaskWriter
 from pyspark_tidemark.lake.delta.files import (
     DataFile,
     DeletionVectors,
     Layout,
     all_removed,
     as_stored,
-    kept_as,
     meeting,
     pieces,
     stored_columns,
-    without,
     without_rows,
     written,
 )
 from pyspark_tidemark.lake.delta.log import Listing
+from pyspark_tidemark.lake.delta.masking import masked_and_added
 from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables
+from pyspark_tidemark.lake.delta.task_writers import (
+    ChangesWriter,
+    UpsertWriter,
+    actions_of,
+    made_for,
+)
 from pyspark_tidemark.lake.fold import (
     ENDS,
     FIRST_OP,
@@ -46,10 +52,10 @@ from pyspark_tidemark.lake.fold import (
     versions,
     versions_frame,
 )
-from pyspark_tidemark.lake.format import SCD2
+from pyspark_tidemark.lake.format import APPEND, SCD2
 from pyspark_tidemark.lake.keys import KEPT_BYTES, ROW, Kept, numbered, renamed, those_in
 from pyspark_tidemark.lake.ranges import any_near
-from pyspark_tidemark.lake.schema import IS_CURRENT, VALID_TO, fitted, lake_columns
+from pyspark_tidemark.lake.schema import IS_CURRENT, VALID_TO, fitted, lake_columns, lake_schema
 
 MOST_SEARCHED_BYTES = 128 << 20
 """So much of a table the driver reads to find the versions that a cut ends, or writes anew where
@@ -66,6 +72,9 @@ class Writer(Protocol):
     def apply(self, changes: Changes) -> bool:
         """Apply a later one."""
 
+    def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
+        """See `TaskTarget`."""
+
 
 class Upsert:
     """Keeps a table equal to its upstream at each cut."""
@@ -77,6 +86,9 @@ class Upsert:
     def create(self, changes: Changes) -> bool:
         """Apply the first cut of a table: no row can be there, so those that live are appended."""
         name, key = changes.table.name, changes.table.key
+        if changes.by_tasks is not None:
+            self._tables.create_made(changes)
+            return True
         if changes.here:
             rows = fold(changes.arrow, key).live.select(lake_columns(changes.table))
         else:
@@ -87,6 +99,12 @@ class Upsert:
 
     def apply(self, changes: Changes) -> bool:
         """Apply a later cut."""
+        if changes.by_tasks is not None:
+            if not changes.by_tasks.counted.rows and not changes.emptied:
+                return False
+            if self._tables.apply(changes, lambda current: self._made(changes, current)):
+                return True
+            changes = changes.read_again
         if changes.emptied:
             return self._replace(changes)
         name, key = changes.table.name, changes.table.key
@@ -103,6 +121,28 @@ class Upsert:
         return self._merge(
             changes, self._tables.session(name).createDataFrame(folded.last, changes.spark_schema)
         )
+
+    def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
+        """One for a cut that a task can hold, of a table whose rows can be masked without Spark."""
+        if not changes.in_one_task:
+            return None
+        if is_new:
+            begun = self._tables.begin(changes, lake_schema(changes.table))
+            return None if begun is None else UpsertWriter(begun, is_new=True)
+        listing = self._tables.listing(changes.table.name)
+        if listing is None or not listing.layout.vectors:
+            return None
+        return UpsertWriter(listing, is_new=changes.emptied)
+
+    def _made(self, changes: Changes, current: Listing) -> Actions:
+        """The actions that tasks have made for the version that the table has, or others for it."""
+        name, key = changes.table.name, changes.table.key
+        made = made_for(changes, current)
+        if not made:
+            return self._actions(name, current, fold(changes.arrow, key), key)
+        self._tables.inserted.replacing(name, sum(part.replaced for part in made))
+        emptied = all_removed(current.files.values()) if changes.emptied else []
+        return [*emptied, *actions_of(made)]
 
     def _replace(self, changes: Changes) -> bool:
         """Put the rows of the cut in the place of all that the table holds, in one version."""
@@ -171,21 +211,8 @@ class Upsert:
         return True
 
     def _actions(self, name: str, listing: Listing, folded: Folded, key: Sequence[str]) -> Actions:
-        """Rows masked in the files that hold them, and one new file."""
-        known, new = (
-            as_stored(listing.layout, rows.select(list(key))) for rows in (folded.known, folded.new)
-        )
-        again = self._tables.inserted.there(name, listing, new)
-        keys = pa.concat_tables([known, again])
-        files = listing.files.values()
-        removals = without(listing.layout, files, keys, self._key_columns)
-        live = fitted(folded.live, listing.layout.schema)
-        new_file = written(listing.layout, live)
-        for action in new_file:
-            # The next cut that updates one of its rows need not read it.
-            name_there = kept_as(listing.layout, action["add"], keys.schema)
-            self._key_columns.put(name_there, live.select(list(key)))
-        return removals + new_file
+        searched = self._tables.inserted, self._key_columns
+        return masked_and_added(name, listing, folded, key, searched)
 
 
 def _rewrites_much(listing: Listing | None, keys: Any) -> bool:
@@ -228,11 +255,22 @@ class Append:
 
     def create(self, changes: Changes) -> bool:
         """Append the first cut, also one without rows."""
+        if changes.by_tasks is not None:
+            self._tables.create_made(changes)
+            return True
         self._tables.create(changes, self._rows(changes))
         return True
 
     def apply(self, changes: Changes) -> bool:
         """Append a cut, without Spark if the driver may write the file."""
+        if changes.by_tasks is not None:
+
+            def made(current: Listing) -> Actions:
+                return actions_of(made_for(changes, current))
+
+            if self._tables.apply(changes, made):
+                return True
+            changes = changes.read_again
         if changes.in_arrow and self._tables.apply(
             changes,
             lambda listing: written(listing.layout, fitted(changes.arrow, listing.layout.schema)),
@@ -240,6 +278,15 @@ class Append:
             return True
         self._tables.append(changes, self._rows(changes))
         return True
+
+    def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
+        """One for every table that is written without Spark."""
+        name = changes.table.name
+        if is_new:
+            listing = self._tables.begin(changes, lake_schema(changes.table, APPEND))
+        else:
+            listing = self._tables.listing(name)
+        return None if listing is None else ChangesWriter(listing.layout)
 
     def _rows(self, changes: Changes) -> Any:
         if changes.here:
@@ -274,6 +321,11 @@ class History:
         search is not much.
         """
         return (changes.in_arrow and self._by_driver(changes)) or self._merge(changes)
+
+    def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
+        """None: a MERGE ends versions where the driver does not."""
+        del changes, is_new
+        return None
 
     def _by_driver(self, changes: Changes) -> bool:
         name, key = changes.table.name, changes.table.key

@@ -48,6 +48,7 @@ from pyspark_tidemark.lake.delta.log import (
     settle_checkpoint,
     version_of,
 )
+from pyspark_tidemark.lake.delta.task_writers import actions_of, made_for
 from pyspark_tidemark.lake.target import removed, rolled_back, table_path
 
 # Of plans over a few thousand rows, which cost more to compile than to interpret.
@@ -89,6 +90,8 @@ class DeltaTables:
         """The newest version of each table that is known to go on from what the cuts show."""
         self._commit_files: dict[str, tuple[int, int | None]] = {}
         """A version of each table, and what tells its file in the log from another one."""
+        self._begun: dict[str, Actions] = {}
+        """What makes tables whose first version is yet to be committed."""
         self._lock = threading.Lock()
         self._checkpoints = Checkpoints(spark, self._checkpoint)
         self.inserted = Inserted()
@@ -235,14 +238,42 @@ class DeltaTables:
         mapping = MAPPING if needs_mapping(frame.columns) else {}
         self._write(changes, frame, self._properties | mapping)
 
+    def begin(self, changes: Changes, schema: Any) -> Listing | None:
+        """What the first version of a table with the columns of `schema` will show before it has
+        rows, which are then written into its directory; `create_made` commits them.
+
+        None: only Delta may write to the table.
+        """
+        if not self._is_local:
+            return None
+        name = changes.table.name
+        nothing = Listing.before_the_first(self.path(name))
+        made = creation(without_metadata(schema), changes.table.column_ids, self._properties)
+        self._log(name).createLogDirectoriesIfNotExists()
+        self._begun[name] = made
+        return nothing.after(made)
+
+    def create_made(self, changes: Changes) -> None:
+        """Make the table that was begun, with the files that tasks have written.
+
+        Raises:
+            SourceError: ErrTargetBusy, ErrTargetUnusable.
+        """
+        begun = Listing.before_the_first(self.path(changes.table.name)).after(
+            self._begun[changes.table.name]
+        )
+        self._make(changes, actions_of(made_for(changes, begun)))
+
     def _begin(self, changes: Changes, rows: Any) -> None:
         """Make the table without Spark: its first version has protocol, metadata and rows."""
-        name, schema = changes.table.name, without_metadata(rows.schema)
-        nothing = Listing.before_the_first(self.path(name))
-        made = creation(schema, changes.table.column_ids, self._properties)
-        layout = nothing.after(made).layout
-        self._log(name).createLogDirectoriesIfNotExists()
-        if not self.commit(changes, nothing, [*made, *written(layout, rows)]):
+        begun = self.begin(changes, rows.schema)
+        assert begun is not None, "on other file systems Spark makes tables"
+        self._make(changes, written(begun.layout, rows))
+
+    def _make(self, changes: Changes, rows: Actions) -> None:
+        name = changes.table.name
+        nothing, made = Listing.before_the_first(self.path(name)), self._begun.pop(name)
+        if not self.commit(changes, nothing, [*made, *rows]):
             raise SourceError("ErrTargetBusy", f"somebody else makes {name}", retryable=True)
 
     def append(self, changes: Changes, rows: Any) -> None:

@@ -14,6 +14,7 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.columns import internal, quoted
 from pyspark_tidemark.lake.cut_record import Shown
+from pyspark_tidemark.lake.cut_tasks import TaskWriter
 from pyspark_tidemark.lake.delta import evolution
 from pyspark_tidemark.lake.delta.maintenance import Maintenance
 from pyspark_tidemark.lake.delta.modes import Append, History, Upsert, Writer
@@ -106,6 +107,10 @@ class DeltaTarget:
     def apply(self, changes: Changes) -> Applied:
         """Apply one cut to a table."""
         return self._applied(changes, grown=self._writer.apply(changes))
+
+    def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
+        """See `TaskTarget`: the mode's."""
+        return self._writer.task_writer(changes, is_new=is_new)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """Change the columns."""

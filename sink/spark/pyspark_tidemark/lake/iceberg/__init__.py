@@ -32,6 +32,8 @@ ICEBERG: Final = LakeFormat(
     title="Iceberg",
     modes=(UPSERT, APPEND, SOFT_DELETE),
     entry_point="pyspark_tidemark.lake.iceberg.target:IcebergConnector",
+    tasks_write=True,
+    tasks_write_remotely=True,
     has_catalogs=True,
     needs_rename=True,
     # For its table library: its Spark classes are those of another Spark.

@@ -7,9 +7,10 @@ one commit.
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,7 +25,8 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
 from pyspark_tidemark.lake.columns import map_in_arrow, quoted
 from pyspark_tidemark.lake.cut_record import Shown
-from pyspark_tidemark.lake.files import file_system
+from pyspark_tidemark.lake.cut_tasks import TaskWriter, check_arrived
+from pyspark_tidemark.lake.files import file_system, is_on_disk
 from pyspark_tidemark.lake.fold import FIRST_OP, fold, fold_frame, met_keys
 from pyspark_tidemark.lake.format import APPEND, ROW_MODES, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.hadoop import remove
@@ -52,6 +54,7 @@ from pyspark_tidemark.lake.iceberg.masking import CutMasks, Masking
 from pyspark_tidemark.lake.iceberg.shown import ShownFiles
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.table_keys import Inserted, KeyRanges
+from pyspark_tidemark.lake.iceberg.task_writers import ChangesWriter, Made, UpsertWriter
 from pyspark_tidemark.lake.iceberg.types import key_fields, storable
 from pyspark_tidemark.lake.iceberg.vectors import Mask
 from pyspark_tidemark.lake.manifest import Manifest
@@ -183,15 +186,15 @@ class IcebergTarget:
 
     def create(self, changes: Changes) -> Applied:
         """Make the table and apply its first cut."""
-        name = changes.table.name
+        return self._apply(self._made(changes.table), changes)
+
+    def _made(self, of: TableMeta) -> Any:
         # A crash may have left the table without a snapshot.
-        table = self._catalog.load(name)
-        if table is None:
-            schema = with_column_ids(
-                lake_schema(changes.table, self._mode), changes.table.column_ids
-            )
-            table = self._catalog.create(name, schema, self._key(changes.table))
-        return self._apply(table, changes)
+        table = self._catalog.load(of.name)
+        if table is not None:
+            return table
+        schema = with_column_ids(lake_schema(of, self._mode), of.column_ids)
+        return self._catalog.create(of.name, schema, self._key(of))
 
     def apply(self, changes: Changes) -> Applied:
         """Write the files, then commit them; also without rows, if the table has no snapshot yet
@@ -204,6 +207,18 @@ class IcebergTarget:
         if table is None:
             raise removed(changes.table.name)
         return self._apply(table, changes)
+
+    def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
+        """See `TaskTarget`; a new table is made before it has rows."""
+        name = changes.table.name
+        table = self._made(changes.table) if is_new else self._catalog.existing(name)
+        layout = self._catalog.layout(table, self._key(changes.table))
+        self._check_columns(changes.table, layout)
+        if is_on_disk(layout.data):
+            file_system(layout.data)[0].create_dir(file_system(layout.data)[1], recursive=True)
+        if self._mode == APPEND:
+            return ChangesWriter(layout)
+        return UpsertWriter(layout) if changes.in_one_task else None
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """One commit with all steps and a snapshot that has the new schema;
@@ -401,6 +416,8 @@ class IcebergTarget:
         """The files of a cut, the vectors of rows that it takes out, and how many of the keys that
         it inserts the table has already.
         """
+        if changes.by_tasks is not None:
+            return self._written_by_tasks(table, changes, layout)
         if changes.in_arrow:
             return self._written_by_driver(table, changes, layout)
         frame, key, none = changes.frame(self._spark), changes.table.key, CutMasks.none(table)
@@ -433,17 +450,50 @@ class IcebergTarget:
         folded = fold(changes.arrow, key)
         if changes.emptied:
             return write(layout, folded.live), none, 0
+        known, new, live = (
+            rows.select(list(key)) for rows in (folded.known, folded.new, folded.live)
+        )
+        gone, again = self._gone(name, table, layout, (known, new))
+        if self._masking_of(table) is None:
+            return write(layout, folded.live, gone), none, again
+        return write(layout, folded.live), self._masks(name, table, gone, live), again
+
+    def _written_by_tasks(
+        self, table: Any, changes: Changes, layout: Layout
+    ) -> tuple[list[Written], CutMasks, int]:
+        """As `_written`, of what the tasks of the cut's job have written."""
+        assert changes.by_tasks is not None
+        name, none = changes.table.name, CutMasks.none(table)
+        parts: Sequence[Made] = changes.by_tasks.parts
+        files = [file for part in parts for file in part.files]
+        for file in files:
+            if is_on_disk(file.path):
+                check_arrived(Path(file_system(file.path)[1]), file.size)
+        if self._mode == APPEND or changes.emptied:
+            return files, none, 0
+        [part] = parts
+        gone, again = self._gone(name, table, layout, (part.known, part.new))
+        if self._masking_of(table) is None:
+            return files + write(layout, gone.slice(0, 0), gone), none, again
+        return files, self._masks(name, table, gone, part.live), again
+
+    def _gone(
+        self, name: str, table: Any, layout: Layout, keys: tuple[Any, Any]
+    ) -> tuple[Any, int]:
+        """The keys whose rows go, of those that the table may have and those that are inserted; and
+        how many of the latter it has.
+        """
         # As the table has them: with another type than the cut's, a bound may be no value of it.
-        fields = key_fields(layout.arrow, key)
-        known, new = (fitted(rows.select(list(key)), fields) for rows in (folded.known, folded.new))
+        fields = key_fields(layout.arrow, layout.key)
+        known, new = (fitted(of, fields) for of in keys)
         there = self._inserted.there(name, table, layout.there(new))
-        gone = pa.concat_tables([known, there])
+        return pa.concat_tables([known, there]), len(there)
+
+    def _masks(self, name: str, table: Any, gone: Any, live: Any) -> CutMasks:
         masking = self._masking_of(table)
-        if masking is None:
-            return write(layout, folded.live, gone), none, len(there)
+        assert masking is not None
         masks = CutMasks.made(table, lambda current: masking.masks(name, current, gone))
-        masks = dataclasses.replace(masks, keys_written=folded.live.select(list(key)))
-        return write(layout, folded.live), masks, len(there)
+        return dataclasses.replace(masks, keys_written=live)
 
     def _masking_of(self, table: Any) -> Masking | None:
         """What masks rows of a table; None: keys are deleted."""

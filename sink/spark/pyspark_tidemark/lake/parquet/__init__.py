@@ -11,6 +11,7 @@ PARQUET: Final = LakeFormat(
     title="Parquet",
     modes=(APPEND,),
     entry_point="pyspark_tidemark.lake.parquet.target:ParquetConnector",
+    tasks_write=True,
     # Spark makes a column of the directories `cut=…`.
     names=own_column("cut"),
 )

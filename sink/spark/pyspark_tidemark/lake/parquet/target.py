@@ -15,9 +15,11 @@ Invariant: however large a cut is, one row group of it is in memory (`write_part
 """
 
 import base64
+import dataclasses
 import io
 import shutil
 import tempfile
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -39,6 +41,7 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes, Counted
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.cut_record import Shown
+from pyspark_tidemark.lake.cut_tasks import Part, check_arrived, check_mounted
 from pyspark_tidemark.lake.files import Files, LocalFiles, file_system, sync, sync_place
 from pyspark_tidemark.lake.format import APPEND
 from pyspark_tidemark.lake.hadoop import HadoopFiles, move, remove
@@ -64,8 +67,11 @@ same name.
 
 It holds the new table's schema, as base64 of one IPC schema message: no cut may have it yet.
 """
-PART = "part-00000.parquet"
+PARTS = "part-{:05}.parquet"
+PART = PARTS.format(0)
 """The file's name in its cut's directory, where the driver writes it."""
+_BY_TASKS = "_written-"
+"""Begins the name of a directory for what tasks write of a cut, which Spark's readers skip."""
 _GROUP_BYTES = 32 << 20
 _FIELD_ID = b"PARQUET:field_id"
 
@@ -159,6 +165,14 @@ class ChangelogTarget(Changelog):
         counted = changes.counted(self._spark) if final.exists() else self._write(changes, final)
         return Applied(counted.rows, changes.end_ts, counted.checksum)
 
+    def task_writer(self, changes: Changes, *, is_new: bool) -> "PartWriter":
+        """See `TaskTarget`; files that another try has left go."""
+        del is_new
+        directory = self._by_tasks(changes)
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        return PartWriter(str(directory))
+
     def drop(self, table: TableMeta) -> None:
         """Remove the table's directory."""
         shutil.rmtree(self._directory(table), ignore_errors=True)
@@ -185,7 +199,11 @@ class ChangelogTarget(Changelog):
         # An earlier try may have died in here: it begins anew.
         staged = final.with_name(f"_staged-{changes.end_ts}")
         shutil.rmtree(staged, ignore_errors=True)
-        if changes.in_arrow:
+        if changes.by_tasks is not None:
+            staged.mkdir()
+            counted = changes.by_tasks.counted
+            self._take(changes, staged)
+        elif changes.in_arrow:
             staged.mkdir(parents=True)
             counted = write_part(changes, staged / PART)
         else:
@@ -201,8 +219,36 @@ class ChangelogTarget(Changelog):
         sync_place(str(final.parent))
         return counted
 
+    def _take(self, changes: Changes, staged: Path) -> None:
+        """Move the files that tasks say they have written, and no others, into the cut."""
+        # A task that Spark has given up may still write beside them. It finds no directory then.
+        directory = self._by_tasks(changes)
+        assert changes.by_tasks is not None
+        for number, (name, size) in enumerate(changes.by_tasks.parts):
+            check_arrived(directory / name, size)
+            (directory / name).rename(staged / PARTS.format(number))
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def _by_tasks(self, changes: Changes) -> Path:
+        return self._directory(changes.table) / f"{_BY_TASKS}{changes.end_ts}"
+
     def _directory(self, table: TableMeta) -> Path:
         return Path(table_path(self._root, table.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class PartWriter:
+    """Implements `TaskWriter`: one file of a cut, by its name in `directory`, and its size."""
+
+    directory: str
+    is_divisible = True
+
+    def write(self, changes: Changes) -> Part:
+        """See `TaskWriter`."""
+        check_mounted(self.directory)
+        path = Path(self.directory) / f"{uuid.uuid4()}.parquet"
+        counted = write_part(changes, path)
+        return Part(counted.rows, int(counted.checksum, 16), (path.name, path.stat().st_size))
 
 
 class RemoteChangelog(Changelog):
