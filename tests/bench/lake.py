@@ -7,7 +7,9 @@ p99 are commit to visible. Each busy table has `--keys` rows before; the cut tha
 the first few after it (a cold JVM's), are not counted. With `--load` there is nothing before: the
 cuts are a dump's, updates in the order of their keys, each key once. CPU is that of the job with
 its JVM and Python workers; `cpu_ms_early` and `cpu_ms_late` are medians over the first and the last
-third of the cuts, so that growth shows. `steps_ms` are medians over the counted cuts.
+third of the cuts, so that growth shows. `steps_ms` are medians over the counted cuts. `cpu_us_of`
+says whose CPU it was, per row: the job's Python process, its JVM, Python workers under it.
+`--workers N` gives the job a standalone cluster of N one-core workers, whose CPU is `executors`.
 """
 
 import argparse
@@ -20,17 +22,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark_tidemark.lake.kafka.settings import PROTOCOLS
 
 from tests.bench.lake_feed import BenchFeed
-from tests.bench.lake_processes import cpu_s, rss_mb
+from tests.bench.lake_processes import cpu_s, own_cpu_s, parts, rss_mb
 from tests.kafka import running_broker
 from tests.mariadb import running_mariadb
 from tests.postgres import running_postgres
+from tests.spark_cluster import LIGHT, StandaloneCluster, running_cluster
 
 TARGETS = ("noop", "parquet", "delta", "iceberg", "jdbc", "mysql", "canal-json", "debezium-json")
 """The last two are topics of a Kafka broker, in these protocols."""
@@ -56,7 +59,9 @@ def target_uri(target: str, directory: Path) -> Iterator[str]:
 class Run:
     """One run of the job: what it told, and what it had cost by then."""
 
-    def __init__(self, feed: BenchFeed, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self, feed: BenchFeed, arguments: argparse.Namespace, workers: Sequence[int] = ()
+    ) -> None:
         rows = (
             arguments.rate * arguments.seconds
             if arguments.rate
@@ -74,6 +79,8 @@ class Run:
         self.cuts: list[dict[str, Any]] = []
         self.spark: list[dict[str, Any]] = []
         self.cpu_s = 0.0
+        self.cpu_s_of: dict[str, float] = {}
+        self._workers = workers
         self.rss_mb = 0.0
 
     def follow(self, process: "subprocess.Popen[str]") -> None:
@@ -92,13 +99,20 @@ class Run:
         if self.rate and found["end_ts"] == feed.ts(feed.loaded):
             threading.Thread(target=self._pace, daemon=True).start()
         if found["start_ts"] < feed.ts(self.warm):
-            self.cpu_s = -cpu_s(pid)
+            self.cpu_s, self._cpu_before = -cpu_s(pid), self._cpu_of(pid)
             self.began = found["at"]
             return
         self.cuts.append(found | {"cpu_s": cpu_s(pid)})
         self.rss_mb = max(self.rss_mb, rss_mb(pid))
         if found["end_ts"] >= feed.ts(self.last):
             self.cpu_s += cpu_s(pid)
+            before = self._cpu_before
+            self.cpu_s_of = {name: now - before[name] for name, now in self._cpu_of(pid).items()}
+
+    def _cpu_of(self, pid: int) -> dict[str, float]:
+        """CPU seconds so far, by whose they are."""
+        spent = {name: sum(map(own_cpu_s, pids)) for name, pids in parts(pid).items()}
+        return spent | {"executors": sum(map(cpu_s, self._workers))}
 
     def _pace(self) -> None:
         """Commit transactions at a pace, and note when: their commit_ts are a history's,
@@ -125,6 +139,7 @@ class Run:
             "seconds": round(seconds, 3),
             "per_s": round(rows / seconds),
             "cpu_us_per_op": round(self.cpu_s / rows * 1e6, 1),
+            "cpu_us_of": {name: round(s / rows * 1e6, 2) for name, s in self.cpu_s_of.items()},
             "cpu_ms_per_cut": round(self.cpu_s / len(self.cuts) * 1e3),
             **self._growth(),
             "peak_rss_mb": round(self.rss_mb),
@@ -175,10 +190,15 @@ def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
         dumped=arguments.load,
         inserts=arguments.inserts,
     )
-    with target_uri(arguments.target, directory) as uri, feed:
-        run = Run(feed, arguments)
+    with (
+        target_uri(arguments.target, directory) as uri,
+        feed,
+        _cluster(arguments, directory) as cluster,
+    ):
+        run = Run(feed, arguments, cluster.workers if cluster else ())
         feed.resolve(feed.loaded if arguments.rate else run.last)
         command = [*_command(arguments, feed, uri, directory), "--endpoint", feed.uri]
+        command += _on(cluster) if cluster else []
         command += ["--until-ts", str(feed.ts(run.last))]
         with (
             (directory / "log").open("w+", encoding="utf-8") as log,
@@ -190,6 +210,28 @@ def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
                 sys.stderr.write("".join(log.readlines()[-20:]))
                 raise SystemExit(f"the job ended with status {process.returncode}")
         return run.figures()
+
+
+@contextlib.contextmanager
+def _cluster(arguments: argparse.Namespace, directory: Path) -> Iterator[StandaloneCluster | None]:
+    if not arguments.workers:
+        yield None
+        return
+    with running_cluster(directory, arguments.workers) as cluster:
+        yield cluster
+
+
+def _on(cluster: StandaloneCluster) -> list[str]:
+    """The job's options for a cluster on this machine."""
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": LIGHT,
+        "spark.locality.wait": "0s",
+    }
+    given = [f"--conf={name}={value}" for name, value in settings.items()]
+    return ["--master", cluster.url, *given]
 
 
 def _command(
@@ -247,13 +289,19 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=15.0, help="how long rows come with --rate"
     )
+    parser.add_argument(
+        "--workers", type=int, default=0, help="of a standalone cluster; 0: a local master"
+    )
     parser.add_argument("--job", default="", help="more options for the job")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as directory:
         found = measured(arguments, Path(directory))
     shown = {
         name: getattr(arguments, name)
-        for name in ("target", "mode", "batch_rows", "keys", "load", "inserts", "tables", "busy")
+        for name in (
+            *("target", "mode", "batch_rows", "keys", "load", "inserts", "tables", "busy"),
+            *("workers", "job"),
+        )
     }
     print(json.dumps({"name": "lake", **shown, "rate": arguments.rate, **found}))
 

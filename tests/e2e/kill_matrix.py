@@ -1,5 +1,5 @@
 """Exactly-once under kill -9: `python -m tests.e2e.kill_matrix --target T --kills N --seed S [--age
-CUTS]`.
+CUTS] [--write spark]`.
 
 A real cluster (`tidemark up`) and a bank whose tellers never rest; the lake job is killed N times,
 each time at a seeded step of a seeded cut or by the loss of a process beside it (a source worker of
@@ -42,7 +42,7 @@ from server.demo.cluster import Cluster
 from server.demo.lake import ensure_changefeed
 from server.demo.workload import Tally, Teller, open_accounts
 from storage.model.ts import physical_ms
-from tests.e2e.kill_points import STEPS, STEPS_OF, WAYS
+from tests.e2e.kill_points import STEPS, STEPS_OF, STEPS_OF_TASKS, WAYS
 from tests.e2e.kill_target import TARGETS, Lake, opened
 
 _ACCOUNTS, _TELLERS, _CLIENT = 60, 2, "own"
@@ -64,6 +64,7 @@ class Matrix:
     rate: float
     steps: tuple[str, ...] = STEPS
     age: int = 0
+    write: str = "auto"
     killed: Counter[str] = field(default_factory=Counter)
     lives: int = 0
     bank: Bank = field(default_factory=partial(Bank, _ACCOUNTS))
@@ -249,7 +250,8 @@ class Matrix:
             "--trigger",
             "0 seconds",
         ]
-        arguments += ["--checkpoint-dir", str(self._checkpoint), "--compact-every", "8", *more]
+        arguments += ["--checkpoint-dir", str(self._checkpoint), "--compact-every", "8"]
+        arguments += ["--write", self.write, *more]
         with (self.directory / "job.log").open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.e2e.kill_points", *arguments),
@@ -346,10 +348,19 @@ def logs_told(directory: Path) -> Iterator[None]:
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """One run of the matrix."""
     began = time.monotonic()
-    async with laid_out(arguments, STEPS_OF.get(arguments.target, STEPS), arguments.age) as matrix:
+    steps = STEPS_OF.get(arguments.target, STEPS)
+    steps += STEPS_OF_TASKS if arguments.write == "spark" else ()
+    async with laid_out(arguments, steps, arguments.age) as matrix:
+        matrix.write = arguments.write
         result = await matrix.run(arguments.kills)
     seconds = round(time.monotonic() - began, 1)
-    return {"target": arguments.target, **result, "seed": arguments.seed, "seconds": seconds}
+    return {
+        "target": arguments.target,
+        "write": arguments.write,
+        **result,
+        "seed": arguments.seed,
+        "seconds": seconds,
+    }
 
 
 def _wanted() -> list[pb.Table]:
@@ -367,6 +378,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--age", type=int, default=0, help="cuts that the lake has before the first kill"
+    )
+    parser.add_argument(
+        "--write", default="auto", help="who writes the rows: auto, driver or spark"
     )
     parser.add_argument(
         "--rate", type=float, default=10.0, help="transfers a second, all tellers together"

@@ -6,8 +6,9 @@ written and not yet committed (where Delta does both in one call, DELAY_MS into 
 after the first table's commit, at `manifest` before the cut is made visible, at `ack` before it is
 acknowledged, at `commit` before Spark's commit log, at `random` DELAY_MS after the cut began; from
 there on at `rewrite` when Delta's files are joined and not committed, at `rewritten` when they are;
-at `markers` when a topic has a marker of the cut that is not committed; `never`. WAY chooses how
-rows are written: `driver`, `tasks`.
+at `markers` when a topic has a marker of the cut that is not committed; where tasks write
+(`--write spark`), at `job` DELAY_MS after the cut's Spark job began, at `written` when it has
+ended; `never`. WAY chooses how rows are written: `driver`, `tasks`.
 """
 
 import os
@@ -17,6 +18,7 @@ import threading
 
 from pyspark_tidemark import job
 from pyspark_tidemark.lake import changes
+from pyspark_tidemark.lake import cut as applying
 from pyspark_tidemark.lake.cut import CutApplier
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.mysql import MySql
@@ -38,6 +40,8 @@ from tests.around import wrap
 STEPS = ("files", "tables", "manifest", "ack", "commit", "random")
 STEPS_OF = {"delta": (*STEPS, "rewrite", "rewritten"), "kafka": (*STEPS, "markers")}
 """Those of targets that have more."""
+STEPS_OF_TASKS = ("job", "written")
+"""Besides, where tasks write the cuts."""
 WAYS = ("driver", "tasks")
 TARGETS = (DeltaTarget, IcebergTarget, DatabaseTarget, changelog.ChangelogTarget)
 
@@ -55,6 +59,12 @@ class Death:
         wrap(CutApplier, "apply", before=self._begin_cut)
         for owner, name in ((IcebergTarget, "_written"), (Postgres, "stage"), (MySql, "stage")):
             wrap(owner, name, after=lambda: self._at("files"))
+        wrap(
+            applying,
+            "write_by_tasks",
+            before=lambda: self._soon("job"),
+            after=lambda: self._at("written"),
+        )
         wrap(changelog, "sync", before=lambda: self._at("files"))
         wrap(DeltaTables, "_write", before=lambda: self._soon("files"))
         wrap(DeltaTables, "commit", before=lambda: self._at("files"))

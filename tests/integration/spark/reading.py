@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.integration.spark.standalone import LIGHT
+from tests.spark_cluster import LIGHT
 
 
 def main() -> int:

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-LIGHT = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+from tests.spark_cluster import LIGHT
+
 EXECUTORS = 2
 
 

@@ -3,21 +3,16 @@ and read by a standalone cluster.
 """
 
 import json
-import os
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
-import pyspark
 import pytest
 
 from server.demo.bank import ACCOUNTS, TRANSFERS
 from storage.tidb.record import encode_record
 from tests.integration.spark.cluster import changefeed, flight, write
-from tests.integration.spark.standalone import LIGHT
-from tests.ports import free_port
+from tests.spark_cluster import running_cluster
 
 pytestmark = pytest.mark.timeout(600)
 NOBODY = "grpc://127.0.0.1:1"
@@ -144,41 +139,12 @@ def test_slices_of_one_table_hold_each_change_once_with_the_row_before(spark, cl
     assert before == [None] * 1000 + [(20 * n + at, n) for n in range(10) for at in range(20)]
 
 
-@contextmanager
-def daemon(directory, name, *arguments):
-    """A daemon of Spark's standalone cluster."""
-    light = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": LIGHT}
-    environment = (
-        os.environ
-        | light
-        | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(directory / "work")}
-    )
-    spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
-    command = [
-        str(spark_class),
-        f"org.apache.spark.deploy.{name}",
-        "--host",
-        "127.0.0.1",
-        "--webui-port",
-        "0",
-    ]
-    with (directory / "spark.log").open("ab") as log:
-        process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log, env=environment)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(200)
-
-
 def test_a_standalone_cluster_splits_the_slices_over_its_workers(cluster, tmp_path):
-    port = free_port()
     both = [("bank", ACCOUNTS), ("bank", TRANSFERS)]
-    with changefeed(cluster, "cut", both) as (reader, start_ts), ExitStack() as stack:
-        stack.enter_context(daemon(tmp_path, "master.Master", "--port", str(port)))
-        for _ in range(2):
-            worker = ("-c", "1", "-m", "700m", f"spark://127.0.0.1:{port}")
-            stack.enter_context(daemon(tmp_path, "worker.Worker", *worker))
+    with (
+        changefeed(cluster, "cut", both) as (reader, start_ts),
+        running_cluster(tmp_path, workers=2) as spark_cluster,
+    ):
         moved = dict(
             encode_record(TRANSFERS, {"id": n, "src": 1, "dst": 2, "amount": 3}) for n in range(100)
         )
@@ -201,7 +167,7 @@ def test_a_standalone_cluster_splits_the_slices_over_its_workers(cluster, tmp_pa
                 sys.executable,
                 "-m",
                 "tests.integration.spark.standalone",
-                f"spark://127.0.0.1:{port}",
+                spark_cluster.url,
             ],
             input=json.dumps(given),
             capture_output=True,
