@@ -10,6 +10,7 @@ as base64. Without it such rows show null. See docs/format/flight.md.
 
 `SelectedMounter` gives some columns of a table only, and some by other names: what a changefeed's
 column rules leave out goes to no reader.
+It masks columns, too (`sink.masking`): what a value is shown as is all that leaves the capture.
 1. The key's columns are always there, so rows are the same rows.
 2. Rows are mounted whole and cut afterwards: whatever else a mounter promises holds.
 
@@ -32,6 +33,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sink.masking import Mask
 from storage.model.errors import CorruptError, KeyValueError
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 
@@ -94,15 +96,16 @@ class TableMounter(Protocol):
 
 
 class SelectedMounter:
-    """Implements `TableMounter` by `whole`, with the columns `selected`,
-    `renamed` by their names; immutable.
+    """Implements `TableMounter` by `whole`, with the columns `selected` (None: all),
+    some `renamed` and some with `masks`, both by the source's names; immutable.
     """
 
     def __init__(
         self,
         whole: TableMounter,
-        selected: Collection[str],
+        selected: Collection[str] | None,
         renamed: Mapping[str, str] | None = None,
+        masks: Mapping[str, Mask] | None = None,
     ) -> None:
         self.whole = whole
         self.name: str = whole.name
@@ -111,7 +114,7 @@ class SelectedMounter:
         self.key_columns: tuple[str, ...] = tuple(
             names.get(column, column) for column in whole.key_columns
         )
-        kept = {*selected, *whole.key_columns}
+        kept = {*(whole.schema.names if selected is None else selected), *whole.key_columns}
         own = [
             place
             for place in range(len(META_FIELDS), len(whole.schema))
@@ -122,7 +125,16 @@ class SelectedMounter:
         fields = [whole.schema.field(place) for place in own]
         self.source_columns: frozenset[str] = frozenset(field.name for field in fields)
         """Those that are taken, by the source's names."""
-        shown = [field.with_name(names.get(field.name, field.name)) for field in fields]
+        own_masks = masks or {}
+        self._masks = {
+            place: own_masks[field.name]
+            for place, field in enumerate(fields, len(META_FIELDS))
+            if field.name in own_masks
+        }
+        """By the place in `schema`."""
+        self._hides_key = any(column in own_masks for column in whole.key_columns)
+        shown = [_masked(field, own_masks.get(field.name)) for field in fields]
+        shown = [field.with_name(names.get(field.name, field.name)) for field in shown]
         self.schema: pa.Schema = pa.schema([*META_FIELDS, *shown])
 
     def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
@@ -130,11 +142,50 @@ class SelectedMounter:
         return self.whole.split(raw)
 
     def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
-        """See `TableMounter.mount`."""
-        mounted = self.whole.mount(raw)
-        return pa.RecordBatch.from_arrays(
-            [mounted.column(place) for place in self._places], schema=self.schema
-        )
+        """See `TableMounter.mount`; raises what a mask's salt raises, too."""
+        mounted = self._mount_whole(raw)
+        columns = [mounted.column(place) for place in self._places]
+        for place, mask in self._masks.items():
+            columns[place] = mask.shown(columns[place])
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _mount_whole(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            return self.whole.mount(raw)
+        except KeyValueError:
+            if not self._hides_key:
+                raise
+            # The message shows the key of the row, which is not to leave the capture.
+            raise KeyValueError(
+                f"a row of {self.name} has a value in its key that readers would be shown as "
+                "another one, such as a date that no calendar has. Its key is masked, so the row is "
+                "not told; a changefeed without masks, and with a test target, tells it"
+            ) from None
+
+
+def _masked(field: pa.Field, mask: Mask | None) -> pa.Field:
+    """A column as its mask shows it, and so its default."""
+    if mask is None:
+        return field
+    number = int((field.metadata or {}).get(COLUMN_ID, 0))
+    masked = with_column_id(pa.field(field.name, pa.string(), field.nullable), number)
+    return with_default(masked, mask.default)
+
+
+def default_of(field: pa.Field) -> pa.Array | None:
+    """What rows hold that are older than the column, alone in an array; None: null."""
+    text = (field.metadata or {}).get(DEFAULT)
+    if text is None:
+        return None
+    value: Plain = json.loads(text)
+    kind = field.type
+    if pa.types.is_binary(kind):
+        return pa.array([base64.b64decode(str(value))], kind)
+    if pa.types.is_timestamp(kind):
+        # Arrow reads an instant only with its zone; here it is UTC, written or not.
+        moment = pa.scalar(dt.datetime.fromisoformat(str(value)).replace(tzinfo=None))
+        return pa.array([moment.as_py()], pa.timestamp(kind.unit)).cast(kind)
+    return pa.array([value]).cast(pa.string()).cast(kind)
 
 
 def whole_mounter(mounter: TableMounter) -> TableMounter:

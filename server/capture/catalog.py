@@ -25,9 +25,11 @@ from server.changefeed.filter import (
 )
 from server.changefeed.history import History, SchemaChange, shortened
 from server.changefeed.info import ChangefeedInfo
+from server.changefeed.masks import NO_MASKS, MaskRules
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import TableChange
 from sink.holds import Holds
+from sink.masking import MaskError
 from sink.row_filter import ConditionError
 from sink.versions import Ddl, Version, Versions
 from storage.model.errors import TidemarkError
@@ -89,10 +91,13 @@ class Terms:
     target: str = ""
     """The format of its target, whose rules for names tables must keep."""
     events: EventFilters = NO_EVENT_FILTERS
+    masks: MaskRules = NO_MASKS
 
-    def of(self, table: SourceTable) -> TableRecord:
-        """A table's record, with what is taken of it."""
-        return self.events.of(self.columns.of(table))
+    def of(self, table: SourceTable, before: SourceTable | None = None) -> TableRecord:
+        """The record of a whole table, with what is taken of it; `before` is the same table as it
+        is in force. Raises MaskError.
+        """
+        return self.events.of(self.masks.of(self.columns.of(table), table, before))
 
 
 def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
@@ -112,6 +117,7 @@ def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
         ColumnRules(info.columns, info.zero_dates),
         format_of(info.sink_uri),
         EventFilters(info.event_filters),
+        MaskRules(info.masks, info.salt),
     )
 
 
@@ -194,7 +200,7 @@ class FeedCatalog:
             )
             check_names(table, self._terms.target)
             check_conditions(table)
-        except (ConditionError, TableIneligibleError) as err:
+        except (ConditionError, MaskError, TableIneligibleError) as err:
             if record.name in self._in_force():
                 raise TableIneligibleError(
                     f"{err.message}: its rows after this DDL could not be replicated. Undo the "
@@ -203,7 +209,7 @@ class FeedCatalog:
                     "or leave the table out by `tidemark cli changefeed update "
                     f"-c {self._terms.changefeed} --filter`, and resume"
                 ) from err
-            if isinstance(err, ConditionError) or not self._terms.ignore_ineligible:
+            if not isinstance(err, TableIneligibleError) or not self._terms.ignore_ineligible:
                 raise
             _log.warning(
                 "table left out",
@@ -234,19 +240,23 @@ class FeedCatalog:
         return next((each for each in records if each.table_info.get("id") == table_id), None)
 
     def _selecting(self, table: SourceTable) -> TableRecord:
-        """With the columns that are taken; a table that no rule is about by its new name keeps
-        those it had.
+        """With the columns that are taken, and their masks; a table that no rule is about by its
+        new name keeps what it had.
         """
-        record = self._terms.of(table)
+        before = self._same(table)
+        record = self._terms.of(table, before)
         if record.selected is not None or not self._terms.columns.texts:
             return record
-        in_force = self.tables
-        same = next((each for each in in_force if each.span.table_id == table.span.table_id), None)
-        # TiDB's TRUNCATE gives a table a new id: its name tells that it is the same one.
-        before = same or next((each for each in in_force if each.name == table.name), None)
         if before is None or before.record.selected is None:
             return record
         return record.selecting(before.record.selected, before.record.renamed)
+
+    def _same(self, table: SourceTable) -> SourceTable | None:
+        """The table as it is in force."""
+        in_force = self.tables
+        same = next((each for each in in_force if each.span.table_id == table.span.table_id), None)
+        # TiDB's TRUNCATE gives a table a new id: its name tells that it is the same one.
+        return same or next((each for each in in_force if each.name == table.name), None)
 
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""

@@ -445,7 +445,7 @@ class Changefeeds:
         """Go on at another ts, with the tables that the source has then."""
         info = feed.info.continuing_at(start_ts, feed.checkpoint_ts, utc_now())
         if info.from_snapshot:
-            before = [table.record.whole for table in feed.tables]
+            before = [table.record for table in feed.tables]
             selection = await select_tables(
                 feed.source, terms_of(info, info.rules), start_ts, before=before
             )

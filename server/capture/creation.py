@@ -31,9 +31,12 @@ from server.changefeed.filter import (
     filter_of,
 )
 from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri, keeps_changes
+from server.changefeed.masks import MaskRules
+from server.changefeed.salt import Salt
 from server.changefeed.source import takes_keyless
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import Source
+from sink.masking import MaskError
 from sink.retention import NOTHING_RETAINED, Retention
 from storage.tidb.document import read_document
 from storage.tidb.field_type import NULL_DATES
@@ -79,6 +82,10 @@ class NewChangefeed:
     columns: Sequence[str] = ()
     """Rules about columns, `server.changefeed.columns`."""
     event_filters: Sequence[EventFilter] = ()
+    masks: Sequence[str] = ()
+    """Rules about masks, `server.changefeed.masks`."""
+    salt_file: str = ""
+    """Of those that hash: a path on every capture."""
     zero_dates: str = NULL_DATES
     """How dates that no calendar has are shown, one of `SHOWN_DATES`."""
     ignore_ineligible: bool = False
@@ -100,6 +107,7 @@ class NewChangefeed:
         check_audit(self.audit_s, self.sink_uri, ignores_events=bool(self.event_filters))
         TableFilter(self.rules)
         ColumnRules(self.columns, self.zero_dates)
+        self.mask_rules()
         check_rereads(EventFilters(self.event_filters), self.source_uri)
         if takes_keyless(self.source_uri) and not keeps_changes(self.sink_uri):
             raise ParameterError(
@@ -115,6 +123,23 @@ class NewChangefeed:
             TableRecord(schema_name, read_document(text)) for schema_name, text in self.tables
         )
 
+    def mask_rules(self) -> MaskRules:
+        """The rules about masks, with the salt, whose file is read.
+
+        Raises:
+            MaskError, SaltFileError: they cannot be used.
+        """
+        rules = MaskRules(self.masks)
+        if rules.hashes and not self.salt_file:
+            raise MaskError(
+                "a mask that hashes needs a salt, or anybody could try values until their hashes "
+                "match: write one into a file on every capture (openssl rand -hex 32), and name it "
+                "by --salt-file"
+            )
+        if self.salt_file and not rules.hashes:
+            raise MaskError("--salt-file is given, and no mask of --mask hashes")
+        return MaskRules(self.masks, Salt.read(self.salt_file)) if self.salt_file else rules
+
     async def selection(self, source: Source, start_ts: int) -> TableSelection:
         """Select the tables as of `start_ts`; raises as `select_tables`."""
         given = self.records()
@@ -125,6 +150,7 @@ class NewChangefeed:
             ColumnRules(self.columns, self.zero_dates),
             format_of(self.sink_uri),
             EventFilters(self.event_filters),
+            self.mask_rules(),
         )
         if not self.rules:
             return eligible(source, given, terms)
@@ -136,6 +162,7 @@ class NewChangefeed:
         # rules of their own, or their next DDL would be that of a foreign table.
         given = {table.name: (table.schema_name, table.table_name) for table in self.records()}
         taken = [given[table.name] for table in selection.tables if table.name in given]
+        salt = self.mask_rules().salt
         return ChangefeedInfo(
             id=self.id,
             sink_uri=self.sink_uri,
@@ -146,6 +173,9 @@ class NewChangefeed:
             rules=(*self.rules, *exact_rules(taken)),
             columns=tuple(self.columns),
             event_filters=tuple(self.event_filters),
+            masks=tuple(self.masks),
+            salt_file="" if salt is None else salt.path,
+            salt_check="" if salt is None else salt.check,
             zero_dates=self.zero_dates,
             from_snapshot=bool(self.rules),
             ignore_ineligible=self.ignore_ineligible,
@@ -182,40 +212,48 @@ async def select_tables(
     """The tables in `source` as of `ts` that the changefeed's filter takes, and those given, which
     take the place of those of the same name in the source.
 
-    `before` are the changefeed's tables so far, whose identities go on.
+    `before` are the changefeed's tables so far, whose identities, and masks of columns, go on.
 
     Raises:
         ParameterError: there is none, or one twice.
         TableIneligibleError: some cannot be replicated, by name.
-        ColumnRuleError, EventFilterError: a rule is about nothing there is.
+        ColumnRuleError, EventFilterError, MaskError: a rule is about nothing there is.
         ConditionError: a table has no column that the condition of an event filter asks for.
     """
     names = {table.name for table in given}
     matching = [
         table
-        for table in await source.snapshot(ts, before)
+        for table in await source.snapshot(ts, [each.whole for each in before])
         if terms.filter.takes(table.schema_name, table.table_name) and table.name not in names
     ]
-    return eligible(source, (*given, *matching), terms)
+    return eligible(source, (*given, *matching), terms, before)
 
 
-def eligible(source: Source, records: Sequence[TableRecord], terms: Terms) -> TableSelection:
+def eligible(
+    source: Source,
+    records: Sequence[TableRecord],
+    terms: Terms,
+    before: Sequence[TableRecord] = (),
+) -> TableSelection:
     """The tables that can be replicated to the changefeed's target, with the columns that it takes
-    of them; whatever its filter.
+    of them; whatever its filter. `before` as of `select_tables`.
 
     Raises as `select_tables`.
     """
+    earlier = {each.table_info.get("id"): source.table(each) for each in before}
     tables: list[SourceTable] = []
+    selected: list[TableRecord] = []
     refused: dict[str, str] = {}
     for record in records:
         try:
             # Names are checked of what is taken: a rule about columns may leave out, or rename,
             # the column that the target could not hold.
             table = source.table(record)
-            taken = source.table(terms.of(table))
+            taken = source.table(terms.of(table, earlier.get(record.table_info.get("id"))))
             check_names(taken, terms.target)
             check_conditions(taken)
             tables.append(table)
+            selected.append(taken.record)
         except TableIneligibleError as err:
             refused[record.name] = err.message
     if refused and not terms.ignore_ineligible:
@@ -231,7 +269,8 @@ def eligible(source: Source, records: Sequence[TableRecord], terms: Terms) -> Ta
     _check_each_once(tables, terms.target)
     terms.columns.check(tables)
     terms.events.check(tables)
-    return TableSelection(tuple(map(terms.of, tables)), refused)
+    terms.masks.check(tables)
+    return TableSelection(tuple(selected), refused)
 
 
 def _check_each_once(tables: Sequence[SourceTable], target: str) -> None:

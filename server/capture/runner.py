@@ -106,6 +106,9 @@ async def _attempt(feed: Feed, safepoints: ChangefeedSafePoints) -> TidemarkErro
     error: TidemarkError | None = None
     try:
         await safepoints.hold(feed.source, feed.info, feed.checkpoint_ts, failed_s=feed.failed_s)
+        if feed.info.salt is not None:
+            # Before readers are told of rows that nobody here could show them.
+            await asyncio.to_thread(feed.info.salt.secret)
         await feed.processor.run()
     except* Exception as group:  # noqa: BLE001 - nobody expected it: it is logged and ends this alone
         error = worst(group)

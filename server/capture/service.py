@@ -25,6 +25,7 @@ from server.capture.update import ChangefeedUpdate, FilterPlan
 from server.changefeed.filter import EventFilter
 from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
+from server.changefeed.table import SourceTable
 from sink.flight.feeds import TableNotExistsError
 from sink.mounter import META_FIELDS
 from sink.retention import Retention
@@ -223,6 +224,8 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
         rules=list(request.filter),
         columns=list(request.columns),
         event_filters=list(map(_event_filter, request.event_filters)),
+        masks=list(request.masks),
+        salt_file=request.salt_file,
         zero_dates=request.zero_dates or NULL_DATES,
         ignore_ineligible=request.ignore_ineligible_table,
         audit_s=request.audit_s,
@@ -283,15 +286,22 @@ def check_response(checked: Checked) -> pb.CheckChangefeedResponse:
                 name=table.name,
                 table_id=table.span.table_id,
                 key=table.mounter.key_columns,
-                columns=[
-                    pb.EligibleColumn(name=column.name, type=str(column.type))
-                    for column in list(table.mounter.schema)[len(META_FIELDS) :]
-                ],
+                columns=_columns(table),
             )
             for table in checked.tables
         ],
         ineligible=_ineligible(checked.refused),
     )
+
+
+def _columns(table: SourceTable) -> list[pb.EligibleColumn]:
+    """The columns of a table as readers are shown them."""
+    record = table.record
+    masked = {record.renamed.get(name, name): mask for name, mask in record.masked.items()}
+    return [
+        pb.EligibleColumn(name=column.name, type=str(column.type), mask=masked.get(column.name, ""))
+        for column in list(table.mounter.schema)[len(META_FIELDS) :]
+    ]
 
 
 def changefeed_message(feed: Feed, maintainer: str = "") -> pb.Changefeed:
@@ -315,6 +325,8 @@ def changefeed_message(feed: Feed, maintainer: str = "") -> pb.Changefeed:
         filter=info.rules,
         columns=info.columns,
         event_filters=[pb.EventFilter(**each.to_document()) for each in info.event_filters],
+        masks=info.masks,
+        salt_file=info.salt_file,
         zero_dates=info.zero_dates,
         ignored_tables=info.ignored,
         schema_changes=_changes(feed),

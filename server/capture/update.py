@@ -88,7 +88,7 @@ async def plan_filter(feed: Feed, rules: Sequence[str]) -> FilterPlan:
 
     Raises:
         FilterRuleError, ParameterError: the rules cannot be read, or take no table.
-        TableIneligibleError, ColumnRuleError, EventFilterError: as at a creation.
+        TableIneligibleError, ColumnRuleError, EventFilterError, MaskError: as at a creation.
         UnavailableError: the source does not answer, or its tables are being changed.
     """
     info = replace(feed.info, rules=tuple(rules), filter_update=None)
@@ -99,7 +99,9 @@ async def plan_filter(feed: Feed, rules: Sequence[str]) -> FilterPlan:
     going = {name for name, each in here.items() if not _takes(terms.filter, each)}
     # Tables that were given by --tables need not be in the source.
     selection = (
-        eligible(feed.source, matching, terms) if matching or not here.keys() - going else None
+        eligible(feed.source, matching, terms, list(here.values()))
+        if matching or not here.keys() - going
+        else None
     )
     coming = () if selection is None else selection.tables
     staying = _staying(here.values(), replace(info, filter_update=_waiting(feed, info.rules, ts)))

@@ -20,6 +20,7 @@ from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted
 
 from gcsafepoint.explain.names import feed_service
 from server.changefeed.filter import EventFilter, exact_rules
+from server.changefeed.salt import Salt
 from server.changefeed.table import TableRecord
 from sink.retention import Retention
 from storage.model.errors import CorruptError, InvalidError
@@ -37,6 +38,7 @@ _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARACTERS_MAX = 128
 READER_TTL_S: Final = 7 * 24 * 3600
 """Kafka's for the offsets of a group that is gone."""
+_MASKING: Final = ("masks", "salt_file", "salt_check")
 _READING: Final = ("retain_s", "retain_bytes", "reader_ttl_s", "gc_generation")
 _PORTS: Final = {name: record.port for name, record in FORMATS.items() if record.is_database}
 
@@ -154,6 +156,12 @@ class ChangefeedInfo:
     """What is taken of the tables, `server.changefeed.columns`."""
     event_filters: tuple[EventFilter, ...] = ()
     """Which changes are ignored, `server.changefeed.filter`."""
+    masks: tuple[str, ...] = ()
+    """Which columns readers are shown by masks, `server.changefeed.masks`."""
+    salt_file: str = ""
+    """Of masks that hash: the path of the salt on every capture, never the salt."""
+    salt_check: str = ""
+    """By which the salt is known again."""
     zero_dates: str = NULL_DATES
     """How dates that no calendar has are shown, one of `storage.tidb.field_type.SHOWN_DATES`."""
     from_snapshot: bool = False
@@ -189,6 +197,11 @@ class ChangefeedInfo:
     def gc_service(self) -> str:
         """The service that keeps its history at the coordinator."""
         return feed_service(self.id, self.gc_generation)
+
+    @property
+    def salt(self) -> Salt | None:
+        """Of masks that hash; None: there are none."""
+        return Salt(self.salt_file, self.salt_check) if self.salt_file else None
 
     @property
     def retention(self) -> Retention:
@@ -268,7 +281,7 @@ class ChangefeedInfo:
         # A capture of an earlier version refuses a record with a member that it does not know.
         # What asks for nothing is left out, so that both versions can own such a changefeed.
         optional = ("columns", "event_filters", "skipped", "audit_s", "epoch", "filter_update")
-        for member in (*optional, *_READING):
+        for member in (*optional, *_MASKING, *_READING):
             if not doc[member]:
                 del doc[member]
         if self.zero_dates == NULL_DATES:
@@ -284,7 +297,7 @@ class ChangefeedInfo:
         """
         try:
             doc = json.loads(value)
-            for member in ("rules", "columns", "ignored"):
+            for member in ("rules", "columns", "masks", "ignored"):
                 doc[member] = tuple(map(str, doc.get(member, ())))
             doc["tables"] = tuple(TableRecord(**table) for table in doc["tables"])
             doc["event_filters"] = tuple(
@@ -307,8 +320,9 @@ class ChangefeedInfo:
 def _with_types(info: ChangefeedInfo) -> ChangefeedInfo:
     """Refuse with TypeError what would fail later, where it is not known whose record it is."""
     texts = (info.id, info.sink_uri, info.source_uri, info.create_time, info.zero_dates)
+    salt = (info.salt_file, info.salt_check)
     numbers = (info.start_ts, info.target_ts)
-    if not all(isinstance(each, str) for each in texts):
+    if not all(isinstance(each, str) for each in (*texts, *salt)):
         raise TypeError("a member that must be a text is none")
     if not all(type(each) is int for each in numbers):
         raise TypeError("a member that must be a number is none")

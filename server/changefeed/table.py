@@ -1,5 +1,8 @@
 """A table as a source knows it: its schema as the metadata keeps it, its span,
 and how its rows are mounted. Pure.
+
+A table with hashed columns reads their salt (`server.changefeed.salt`) when the first row is
+mounted.
 """
 
 import json
@@ -13,6 +16,8 @@ from pyspark_tidemark.names import check_distinct as check_distinct_names
 from pyspark_tidemark.names import check_names as check_target_names
 from pyspark_tidemark.names import renaming
 
+from server.changefeed.salt import Salt
+from sink.masking import Mask
 from sink.mounter import META_FIELDS, SelectedMounter, TableMounter
 from sink.row_filter import FilteredMounter, RowFilter
 from storage.model.errors import InvalidError
@@ -21,6 +26,9 @@ from storage.tidb.field_type import NULL_DATES, ZERO_DATES
 
 _SELECTED: Final = "tidemark_columns"
 _RENAMED: Final = "tidemark_renamed"
+_MASKED: Final = "tidemark_masked"
+_DEFAULTS: Final = "tidemark_masked_defaults"
+_SALT: Final = "tidemark_salt"
 _IGNORED: Final = "tidemark_ignored"
 _OURS: Final = frozenset(field.name for field in META_FIELDS)
 
@@ -67,7 +75,7 @@ class TableRecord:
     @property
     def whole(self) -> "TableRecord":
         """The record as the upstream has it, whatever is taken of it."""
-        ours = (_SELECTED, _RENAMED, _IGNORED, ZERO_DATES)
+        ours = (_SELECTED, _RENAMED, _MASKED, _DEFAULTS, _SALT, _IGNORED, ZERO_DATES)
         info = {member: value for member, value in self.table_info.items() if member not in ours}
         return TableRecord(self.schema_name, info)
 
@@ -80,6 +88,40 @@ class TableRecord:
         info = {member: value for member, value in self.table_info.items() if member != _RENAMED}
         info[_SELECTED] = list(columns)
         return TableRecord(self.schema_name, info | {_RENAMED: dict(renamed)} if renamed else info)
+
+    @property
+    def masked(self) -> Mapping[str, str]:
+        """The masks of columns, by the source's names: texts of `sink.masking`.
+
+        A member that is ours.
+        """
+        masked: dict[str, str] = self.table_info.get(_MASKED, {})
+        return masked
+
+    @property
+    def masks(self) -> dict[str, Mask]:
+        """The same, ready for use; raises MaskError."""
+        document = self.table_info.get(_SALT)
+        salt = None if document is None else Salt.parse(document).secret
+        defaults = self.table_info.get(_DEFAULTS, {})
+        return {
+            name: Mask.parse(text, default=defaults.get(name), salt=salt)
+            for name, text in self.masked.items()
+        }
+
+    def masking(self, masks: Mapping[str, Mask], salt: Salt | None) -> "TableRecord":
+        """A record of which readers are shown these columns by masks."""
+        ours = (_MASKED, _DEFAULTS, _SALT)
+        info = {member: value for member, value in self.table_info.items() if member not in ours}
+        if masks:
+            info[_MASKED] = {name: mask.text for name, mask in masks.items()}
+        defaults = {name: mask.default for name, mask in masks.items() if mask.default is not None}
+        if defaults:
+            info[_DEFAULTS] = defaults
+        # A record that hashes nothing needs no salt.
+        if salt is not None and any(mask.is_hash for mask in masks.values()):
+            info[_SALT] = salt.to_document()
+        return TableRecord(self.schema_name, info)
 
     @property
     def ignored(self) -> RowFilter | None:
@@ -155,8 +197,8 @@ class SourceTable:
 def taken(record: TableRecord, whole: TableMounter) -> TableMounter:
     """The mounter of what is taken of a table, made of the one of all of it."""
     mounter: TableMounter = whole
-    if record.selected is not None:
-        mounter = SelectedMounter(whole, record.selected, record.renamed)
+    if record.selected is not None or record.masked:
+        mounter = SelectedMounter(whole, record.selected, record.renamed, record.masks)
     row_filter = record.ignored
     return mounter if row_filter is None else FilteredMounter(mounter, row_filter)
 

@@ -49,6 +49,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
         }
         | ({"audit_seconds": changefeed.audit_s} if changefeed.audit_s else {})
         | _event_filters(changefeed)
+        | _masks(changefeed)
         | _retention(changefeed)
         | _readers(changefeed)
         | _reading(changefeed)
@@ -70,12 +71,19 @@ def check_document(checked: pb.CheckChangefeedResponse) -> dict[str, Any]:
                 "key": list(each.key),
                 "columns": {column.name: column.type for column in each.columns},
             }
+            | _masked(each)
             for each in checked.tables
         ],
         "ineligible_tables": [
             {"table": each.name, "reason": each.reason} for each in checked.ineligible
         ],
     }
+
+
+def _masked(table: pb.EligibleTable) -> dict[str, Any]:
+    """The columns that readers are shown by masks, if there are any."""
+    masks = {column.name: column.mask for column in table.columns if column.mask}
+    return {"masks": masks} if masks else {}
 
 
 def summary(changefeed: pb.Changefeed, now_s: float) -> dict[str, Any]:
@@ -412,6 +420,14 @@ def _event_filters(changefeed: pb.Changefeed) -> dict[str, Any]:
         for each in changefeed.event_filters
     ]
     return {"event_filters": filters} if filters else {}
+
+
+def _masks(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """Its rules about masks, if there are any; of the salt only the file's name is known."""
+    if not changefeed.masks:
+        return {}
+    salt = {"salt_file": changefeed.salt_file} if changefeed.salt_file else {}
+    return {"masks": list(changefeed.masks)} | salt
 
 
 def _schema_change(change: pb.SchemaChange) -> dict[str, Any]:

@@ -136,11 +136,26 @@ def _add_tables(create: argparse.ArgumentParser) -> None:
         "'crm.*=*,!phone,_op->op' (the target calls it op); the key always is",
     )
     create.add_argument(
+        "--mask",
+        action="append",
+        default=[],
+        metavar="TABLE=COLUMN:MASK,…",
+        help="what readers are shown instead of columns' values, such as "
+        "'crm.*=email:mask.hash.SHA-256,phone_?:mask.with.4.chars,note:truncate.to.20.chars'",
+    )
+    create.add_argument(
+        "--salt-file",
+        default="",
+        metavar="FILE",
+        help="the secret salt of mask.hash.SHA-256, at least 16 bytes: a path on every capture",
+    )
+    create.add_argument(
         "--config",
         default="",
         metavar="FILE",
         help="TOML file with TiCDC's keys: [filter] rules and event-filters, [sink] column-selectors, "
-        "ignore-ineligible-table, force-replicate; the rules of --filter and --columns follow those of the file",
+        "ignore-ineligible-table, force-replicate, and [sink] column-masks and salt-file; the rules of --filter, "
+        "--columns and --mask follow those of the file",
     )
     create.add_argument("--tables", help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
     create.add_argument(
@@ -213,6 +228,8 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         filter=[*(config.rules if config else ()), *arguments.filter],
         columns=[*(config.columns if config else ()), *arguments.columns],
         event_filters=config.event_filters if config else (),
+        masks=[*(config.masks if config else ()), *arguments.mask],
+        salt_file=arguments.salt_file or (config.salt_file if config else ""),
         zero_dates=arguments.zero_dates,
         ignore_ineligible_table=ignore_ineligible,
         on_unclear_ddl=arguments.on_unclear_ddl,
@@ -252,7 +269,7 @@ def _checked(answer: pb.CheckChangefeedResponse, *, ignore_ineligible: bool) -> 
     """What would be created; the exit status is the one that `create` would have."""
     document = check_document(answer)
     rows = [
-        {"table": each["table"], "replicated": "yes", "what": ", ".join(each["columns"])}
+        {"table": each["table"], "replicated": "yes", "what": ", ".join(_columns(each))}
         for each in document["eligible_tables"]
     ]
     rows += [
@@ -271,6 +288,12 @@ def _checked(answer: pb.CheckChangefeedResponse, *, ignore_ineligible: bool) -> 
         shown=f"{table(rows, _CHECK_COLUMNS)}\n{conclusion}",
         status=EXIT_ERROR if refused else EXIT_OK,
     )
+
+
+def _columns(eligible: dict[str, Any]) -> list[str]:
+    """The columns of a table, with their masks."""
+    masks = eligible.get("masks", {})
+    return [f"{name} ({masks[name]})" if name in masks else name for name in eligible["columns"]]
 
 
 def read_config(path: str) -> "ReplicaConfig":

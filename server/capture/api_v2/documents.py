@@ -179,6 +179,8 @@ def creation(body: bytes) -> pb.CreateChangefeedRequest:
         target_ts=members.take("target_ts", _is_ts, default=0),
         columns=[*config.columns, *members.take("columns", _is_texts, default=[])],
         event_filters=config.event_filters,
+        masks=config.masks,
+        salt_file=config.salt_file,
         zero_dates=members.take("zero_dates", _is_text, default=""),
         on_unclear_ddl=members.take("on_unclear_ddl", _is_text, default=""),
         audit_s=members.take("audit_seconds", _is_uint32, default=0),
@@ -207,6 +209,9 @@ class ReplicaConfig:
     columns: Sequence[str] = ()
     """TiCDC's column selectors, as rules about columns."""
     event_filters: Sequence[pb.EventFilter] = ()
+    masks: Sequence[str] = ()
+    """Of columns, as rules; `sink.column_masks` and `sink.salt_file` are not TiCDC's."""
+    salt_file: str = ""
     ignore_ineligible_table: bool = False
     force_replicate: bool = False
 
@@ -231,6 +236,12 @@ class ReplicaConfig:
                 _event_filter(each)
                 for each in chosen.take("event_filters", _are_objects, default=[])
             ],
+            masks=[
+                _mask_rule(table, each)
+                for each in sink.take("column_masks", _are_masks, default=[])
+                for table in each["matcher"]
+            ],
+            salt_file=sink.take("salt_file", _is_text, default=""),
             ignore_ineligible_table=config.take("ignore_ineligible_table", _is_flag, default=False),
             force_replicate=config.take("force_replicate", _is_flag, default=False),
         )
@@ -247,6 +258,8 @@ class ReplicaConfig:
         others = (
             self.columns and list(self.columns) != list(now.columns),
             self.event_filters and list(self.event_filters) != list(now.event_filters),
+            self.masks and list(self.masks) != list(now.masks),
+            self.salt_file and self.salt_file != now.salt_file,
             self.force_replicate and not takes_keyless(now.source_uri),
             self.ignore_ineligible_table and not now.ignore_ineligible_table,
         )
@@ -289,6 +302,12 @@ def _event_filter(document: Mapping[str, Any]) -> pb.EventFilter:
         )
     members.check_empty()
     return each
+
+
+def _mask_rule(table: str, masks: Mapping[str, Any]) -> str:
+    """As `--mask` has it."""
+    mask = masks["mask"]
+    return f"{table}={','.join(f'{column}:{mask}' for column in masks['columns'])}"
 
 
 def _with_underscores(value: Any) -> Any:
@@ -443,6 +462,17 @@ def _is_selectors(value: Any) -> bool:
         and each.keys() == {"matcher", "columns"}
         and _is_texts(each["matcher"])
         and _is_texts(each["columns"])
+        for each in value
+    )
+
+
+def _are_masks(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        _is_object(each)
+        and each.keys() == {"matcher", "columns", "mask"}
+        and _is_texts(each["matcher"])
+        and _is_texts(each["columns"])
+        and _is_text(each["mask"])
         for each in value
     )
 

@@ -194,8 +194,33 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
             rules={"type": "array", "items": _TEXT},
             event_filters={"type": "array", "items": _named("EventFilter")},
         ),
+        sink=_object(
+            column_selectors={"type": "array", "items": _named("ColumnSelector")},
+            column_masks={"type": "array", "items": _named("ColumnMask")},
+            salt_file={
+                "type": "string",
+                "description": "of mask.hash.SHA-256: the file of the salt, on every capture",
+            },
+        ),
         ignore_ineligible_table=_FLAG,
         force_replicate=_FLAG,
+    ),
+    "ColumnSelector": _object(
+        "matcher",
+        "columns",
+        matcher={"type": "array", "items": _TEXT},
+        columns={"type": "array", "items": _TEXT},
+    ),
+    "ColumnMask": _object(
+        "matcher",
+        "columns",
+        "mask",
+        matcher={"type": "array", "items": _TEXT},
+        columns={"type": "array", "items": _TEXT},
+        mask={
+            "type": "string",
+            "description": "mask.hash.SHA-256, mask.with.N.chars or truncate.to.N.chars",
+        },
     ),
     "EventFilter": _object(
         "matcher",

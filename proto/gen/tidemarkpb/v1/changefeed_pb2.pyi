@@ -534,6 +534,8 @@ class Changefeed(_message.Message):
     RETAIN_BYTES_FIELD_NUMBER: _builtins.int
     READER_TTL_S_FIELD_NUMBER: _builtins.int
     KEPT_HISTORY_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
+    SALT_FILE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -558,6 +560,7 @@ class Changefeed(_message.Message):
     """As in CreateChangefeedRequest; reader_ttl_s is never 0."""
     retain_bytes: _builtins.int
     reader_ttl_s: _builtins.int
+    salt_file: _builtins.str
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStatus]: ...
     @_builtins.property
@@ -606,6 +609,10 @@ class Changefeed(_message.Message):
     def kept_history(self) -> Global___KeptHistory:
         """Only while it runs and keeps history."""
 
+    @_builtins.property
+    def masks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in CreateChangefeedRequest."""
+
     def __init__(
         self,
         *,
@@ -642,10 +649,12 @@ class Changefeed(_message.Message):
         retain_bytes: _builtins.int = ...,
         reader_ttl_s: _builtins.int = ...,
         kept_history: Global___KeptHistory | None = ...,
+        masks: _abc.Iterable[_builtins.str] | None = ...,
+        salt_file: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "error", b"error", "filter_update", b"filter_update", "holding", b"holding", "kept_history", b"kept_history", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "filter_update", b"filter_update", "holding", b"holding", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "ignored_tables", b"ignored_tables", "kept_history", b"kept_history", "lake_job", b"lake_job", "maintainer", b"maintainer", "reader_ttl_s", b"reader_ttl_s", "readers", b"readers", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "filter_update", b"filter_update", "holding", b"holding", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "ignored_tables", b"ignored_tables", "kept_history", b"kept_history", "lake_job", b"lake_job", "maintainer", b"maintainer", "masks", b"masks", "reader_ttl_s", b"reader_ttl_s", "readers", b"readers", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "salt_file", b"salt_file", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -897,6 +906,8 @@ class CreateChangefeedRequest(_message.Message):
     RETAIN_S_FIELD_NUMBER: _builtins.int
     RETAIN_BYTES_FIELD_NUMBER: _builtins.int
     READER_TTL_S_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
+    SALT_FILE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     start_ts: _builtins.int
@@ -916,6 +927,8 @@ class CreateChangefeedRequest(_message.Message):
     retain_bytes: _builtins.int
     reader_ttl_s: _builtins.int
     """A reader with a name that acknowledges nothing for so long is held for no more; 0: 7 days."""
+    salt_file: _builtins.str
+    """The file of the salt of those that hash, on every capture."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]: ...
     @_builtins.property
@@ -928,6 +941,12 @@ class CreateChangefeedRequest(_message.Message):
 
     @_builtins.property
     def event_filters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventFilter]: ...
+    @_builtins.property
+    def masks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """`table rule=column:mask,…`: which columns readers are shown by masks: mask.hash.SHA-256, mask.with.N.chars,
+        truncate.to.N.chars.
+        """
+
     def __init__(
         self,
         *,
@@ -947,10 +966,12 @@ class CreateChangefeedRequest(_message.Message):
         retain_s: _builtins.int = ...,
         retain_bytes: _builtins.int = ...,
         reader_ttl_s: _builtins.int = ...,
+        masks: _abc.Iterable[_builtins.str] | None = ...,
+        salt_file: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "masks", b"masks", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1014,18 +1035,22 @@ class EligibleColumn(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     type: _builtins.str
     """Of Arrow."""
+    mask: _builtins.str
+    """By which readers are shown it; empty: as it is."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         type: _builtins.str = ...,
+        mask: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mask", b"mask", "name", b"name", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

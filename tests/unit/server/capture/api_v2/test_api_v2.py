@@ -300,6 +300,11 @@ ignore-insert-value-expr = "id > 100"
 matcher = ["shop.users", "crm.*"]
 columns = ["*", "!phone"]
 
+[[sink.column-masks]]
+matcher = ["crm.*", "shop.users"]
+columns = ["email", "phone_*"]
+mask = "mask.hash.SHA-256"
+
 [mounter]
 worker-num = 16
 """
@@ -310,6 +315,8 @@ def test_ticdcs_configuration_file_gives_what_a_body_gives():
     assert config.rules == ["shop.*", "!shop.tmp_*"]
     assert config.columns == ["shop.users=*,!phone", "crm.*=*,!phone"]
     assert config.ignore_ineligible_table
+    hashed = "email:mask.hash.SHA-256,phone_*:mask.hash.SHA-256"
+    assert config.masks == [f"crm.*={hashed}", f"shop.users={hashed}"]
     [ignored] = config.event_filters
     assert (ignored.matcher, ignored.ignore_event) == (["shop.*"], ["delete"])
     assert ignored.ignore_insert_value_expr == "id > 100"
@@ -325,6 +332,11 @@ def test_ticdcs_configuration_file_gives_what_a_body_gives():
         ("[sink]\nprotocol = 'canal-json'", "replica_config.sink.protocol is not supported"),
         ("[filter]\nrules = 'shop.*'", "replica_config.filter.rules cannot be"),
         ("[[sink.column-selectors]]\nmatcher = ['a.b']", "replica_config.sink.column_selectors"),
+        (
+            "[[sink.column-masks]]\nmatcher = ['a.b']\ncolumns = ['c']\nsalt = 'x'",
+            "replica_config.sink.column_masks cannot be",
+        ),
+        ("[sink]\nsalt-file = 5", "replica_config.sink.salt_file cannot be"),
         ("case-sensitive = true", "replica_config.case_sensitive is not supported"),
         (
             "[[filter.event-filters]]\nignore-sql = ['^drop']",
