@@ -241,14 +241,15 @@ images: image ## Build the image of Spark's jobs, too, and the etcd and Promethe
 	docker build $(IMAGE_FLAGS) --target etcd -t $(IMAGE)-etcd .
 	docker build $(IMAGE_FLAGS) --target prometheus -t $(IMAGE)-prometheus .
 
-# CLUSTER=ha starts whatever can be there more than once more than once; PROFILES=grafana adds Grafana's own image.
+# CLUSTER=ha starts whatever can be there more than once more than once; PROFILES=grafana adds Grafana's own image,
+# PROFILES=chaos a container that breaks the others (CHAOS_SEED, CHAOS_MINUTES).
 CLUSTER ?= small
 PROFILES ?=
 IN_CONTAINERS = TIDEMARK_IMAGE=$(IMAGE) $(COMPOSE) -p tidemark -f deploy/compose.yaml --env-file deploy/$(CLUSTER).env \
   $(if $(filter ha,$(CLUSTER)),--profile ha) $(addprefix --profile ,$(PROFILES))
 
 .PHONY: up
-up: images ## Start the cluster as containers (CLUSTER=ha, PROFILES=grafana)
+up: images ## Start the cluster as containers (CLUSTER=ha, PROFILES="grafana chaos")
 	$(IN_CONTAINERS) up -d
 
 .PHONY: up-demo

@@ -17,6 +17,7 @@ DAEMONS = {
     name: service
     for name, service in SERVICES.items()
     if service["image"].removesuffix("-spark") == "${TIDEMARK_IMAGE:-tidemark:local}"
+    and name != "chaos"
 }
 
 
@@ -56,6 +57,24 @@ def test_ha_starts_everything_but_the_store_and_the_lake_jobs_more_than_once():
     )
 
 
+def test_chaos_runs_only_when_asked_and_finds_its_code_where_it_is_mounted():
+    """Of the mounts of compose.yaml it alone has Docker's socket."""
+    chaos = SERVICES["chaos"]
+    assert chaos["profiles"] == ["chaos"]
+    assert chaos["entrypoint"][-2:] == ["-m", "deploy.chaos"]
+    place = f"{chaos['environment']['PYTHONPATH']}/deploy/chaos"
+    assert f"./chaos:{place}:ro" in chaos["volumes"]
+    with_socket = [
+        name for name, each in SERVICES.items() if "docker.sock" in str(each.get("volumes"))
+    ]
+    assert with_socket == ["chaos"]
+
+
+def test_everything_that_chaos_may_break_can_say_that_it_is_well_again():
+    probed = {name for name, service in SERVICES.items() if "healthcheck" in service}
+    assert probed == set(SERVICES) - {"prometheus", "grafana", "chaos"}
+
+
 @pytest.mark.parametrize(("cluster", "copies"), [("small", ""), ("ha", "-2")])
 def test_the_files_of_a_cluster_name_what_it_starts(cluster, copies):
     text = (DEPLOY / f"{cluster}.env").read_text()
@@ -66,7 +85,7 @@ def test_the_files_of_a_cluster_name_what_it_starts(cluster, copies):
     names = {
         name
         for name, service in SERVICES.items()
-        if name not in ("prometheus", "grafana") and ("profiles" not in service or copies)
+        if name not in ("prometheus", "grafana", "chaos") and ("profiles" not in service or copies)
     }
     assert set(re.findall(r'"([\w-]+):\d+"', scraped)) == names
     for group in ("ETCD", "COORDINATORS"):
