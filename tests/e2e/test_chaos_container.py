@@ -18,7 +18,7 @@ from tests.e2e.test_compose import ROOT, checked, docker, run, wait_for
 
 __all__ = ["docker"]  # a fixture
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
-PROJECT, IMAGE = "tidemark-chaos-test", "tidemark-busybox:test"
+PROJECT, IMAGE = f"tidemark-chaos-test-{os.getpid()}", "tidemark-busybox:test"
 SERVICES = ["one", "two"]
 
 
@@ -30,6 +30,7 @@ def containers(docker):
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.add(busybox, "bin/busybox")
+        tar.add(busybox, "bin/sh")  # which runs the health check
     subprocess.run(
         ["docker", "import", "-", IMAGE],
         input=archive.getvalue(),

@@ -277,6 +277,21 @@ def test_the_lake_is_equal_after_the_leader_and_the_owner_were_killed(images, tm
             wait_for(partial(composition.is_healthy, victim), 120, f"a healthy {victim}")
 
 
+def test_the_lake_is_equal_after_whatever_chaos_did(images, tmp_path):
+    """The profile `chaos` breaks one container after the other while the demo writes."""
+    host = {**os.environ, **images}.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    chaos = {"CHAOS_SEED": "7", "CHAOS_MINUTES": "4", "DOCKER_SOCKET": host.removeprefix("unix://")}
+    composition = Composition({**images, **chaos}, "ha")
+    with composition.started(HA):
+        up = composition("--profile", "chaos", "up", "-d", "--no-deps", "chaos")
+        assert up.returncode == 0, up.stderr
+        done = run(*composition.demo("--transactions", "2000", "--rate", "10"), **images)
+        logs = composition("--profile", "chaos", "logs", "--no-color", "chaos").stdout
+        assert done.returncode == 0, done.stdout + done.stderr + logs
+        assert "lake = store       EQUAL" in done.stdout
+        assert logs.count('"fault"') >= 3, logs
+
+
 def transfers(log: Path) -> int:
     """How many the demo has made, as its last line of progress says."""
     counts = re.findall(r"transactions (\d+)/", log.read_text())
