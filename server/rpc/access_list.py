@@ -161,6 +161,10 @@ class Access(Protocol):
         """
         ...
 
+    def state(self) -> tuple[int, ...]:
+        """While it is the same, `client` gives what it gave."""
+        ...
+
 
 class OpenAccess:
     """Implements `Access` where there is no file: everybody may do everything."""
@@ -169,6 +173,10 @@ class OpenAccess:
         """See `Access`."""
         del tokens, names
         return EVERYBODY
+
+    def state(self) -> tuple[int, ...]:
+        """See `Access`."""
+        return ()
 
 
 class AccessFile:
@@ -196,6 +204,13 @@ class AccessFile:
                 f"the access of client {client.name!r} has ended at {client.expires.isoformat()}"
             )
         return client
+
+    def state(self) -> tuple[int, ...]:
+        """See `Access`."""
+        clients, now = self._clients.current(), self._now()
+        known = (*clients.by_digest.values(), *clients.by_name.values())
+        ended = sum(each.expires is not None and each.expires <= now for each in known)
+        return self._clients.version, ended
 
 
 @cache

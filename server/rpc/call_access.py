@@ -11,13 +11,15 @@ into requests; health checks and reflection are answered to everybody whom the p
 A refused call is counted, and logged: one that would change something each time, others once a
 client and method. A call that changes something has a line when it begins, whose outcome is not
 known then; those of the role `cluster` have none, as there are thousands a second.
+
+Calls that stay open are asked about again when the clients have changed (`has_changed`).
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from server.config import ConfigError
-from server.rpc.access_list import CLUSTER, Access, OpenAccess, Right
+from server.rpc.access_list import CLUSTER, Access, Client, OpenAccess, Right
 from server.rpc.audit_log import BEGUN, log_change
 from server.rpc.credentials import SecurityConfig
 from sink.flight.tokens import tokens_of
@@ -102,6 +104,7 @@ class CallAccess:
         self._access = access or OpenAccess()
         self._is_open = isinstance(self._access, OpenAccess)
         self._logged: set[tuple[str, str]] = set()
+        self._state = self._access.state()
 
     def __bool__(self) -> bool:
         """Whether anybody is asked."""
@@ -122,8 +125,30 @@ class CallAccess:
         """
         right = None if self._is_open else right_of_call(path)
         if right is not None:
-            values = [value for key, value in metadata if key == "authorization"]
-            self._check(right, path.rpartition("/")[2], values, names, peer)
+            method, client = (
+                path.rpartition("/")[2],
+                self._client(path, right, metadata, names, peer),
+            )
+            if _is_change(right, method) and client.role != CLUSTER:
+                log_change(method, None, BEGUN, peer, client.name)
+
+    def check_again(
+        self,
+        path: str,
+        metadata: Iterable[tuple[str, str | bytes]],
+        names: Iterable[bytes],
+        peer: str,
+    ) -> None:
+        """The same of a call that was let in, and is still open; raises as `check_call`."""
+        right = None if self._is_open else right_of_call(path)
+        if right is not None:
+            self._client(path, right, metadata, names, peer)
+
+    def has_changed(self) -> bool:
+        """Whether calls that were let in before the last look may be refused now."""
+        state = self._access.state()
+        has_changed, self._state = state != self._state, state
+        return has_changed
 
     def check_request(
         self, method: str, path: str, authorization: str, names: Iterable[bytes]
@@ -132,16 +157,30 @@ class CallAccess:
         right = None if self._is_open else right_of_request(method, path)
         if right is not None:
             values = [authorization] if authorization else []
-            self._check(right, f"{method} {path[:256]}", values, names, "http")
+            what = f"{method} {path[:256]}"
+            client = self._checked(right, what, values, names, "http")
+            if _is_change(right, what) and client.role != CLUSTER:
+                log_change(what, None, BEGUN, "http", client.name)
 
-    def _check(
+    def _client(
+        self,
+        path: str,
+        right: Right,
+        metadata: Iterable[tuple[str, str | bytes]],
+        names: Iterable[bytes],
+        peer: str,
+    ) -> Client:
+        values = [value for key, value in metadata if key == "authorization"]
+        return self._checked(right, path.rpartition("/")[2], values, names, peer)
+
+    def _checked(
         self,
         right: Right,
         what: str,
         authorization: Sequence[str | bytes],
         names: Iterable[bytes],
         peer: str,
-    ) -> None:
+    ) -> Client:
         name = ""
         try:
             client = self._access.client(tokens_of(authorization, basic=True), names)
@@ -150,8 +189,7 @@ class CallAccess:
         except TidemarkError as err:
             self._log_refusal(right, what, err, name, peer)
             raise
-        if _is_change(right, what) and client.role != CLUSTER:
-            log_change(what, None, BEGUN, peer, name)
+        return client
 
     def _log_refusal(
         self, right: Right, what: str, err: TidemarkError, name: str, peer: str

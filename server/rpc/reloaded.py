@@ -37,6 +37,8 @@ class Reloaded(Generic[T]):
         self._seen = self._state()
         self._looked_s = time.monotonic()
         self._made = make()
+        self.version = 0
+        """How often it was made anew."""
 
     def current(self) -> T:
         """The latest that could be used; files are looked at once a second at most."""
@@ -54,6 +56,7 @@ class Reloaded(Generic[T]):
     def _reload(self) -> None:
         try:
             self._made = self._make()
+            self.version += 1
         except TidemarkError as err:
             self._reloads.labels("failed").inc()
             # Of several files one may be written after the other: the next change tries again.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -47,6 +48,8 @@ _RETRYABLE = (Kind.UNAVAILABLE, Kind.CLOSED)
 _AUTHORIZATION: Final = "authorization"
 _READERS: Final = "readers"
 """Name of the middleware."""
+_RECHECK_S: Final = 1.0
+"""So often a call that goes on is asked about again."""
 _ACTIONS = {
     "describe": "a changefeed's state, positions, tables and their schemas",
     "latest": "the end of the next cut",
@@ -146,7 +149,9 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
                 raise
             # The batches are made when gRPC asks for them: an error among them has to cross the
             # wire there, too (`_streamed`).
-            return fl.GeneratorStream(schema, _streamed(batches, span))
+            reader = context.get_middleware(_READERS)
+            check = None if reader is None else partial(reader.check_again, request.changefeed)
+            return fl.GeneratorStream(schema, _streamed(batches, span, check))
 
     def _describe(self, request: Describe) -> Answer:
         description = self._feeds.describe(
@@ -227,13 +232,20 @@ def _begun_slice(request: Ticket) -> tracing.Span:
 
 
 def _streamed(
-    batches: Iterator[pa.RecordBatch], span: tracing.Span = tracing.NO_SPAN
+    batches: Iterator[pa.RecordBatch],
+    span: tracing.Span = tracing.NO_SPAN,
+    check: Callable[[], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    started, rows, size_bytes = time.monotonic(), 0, 0
+    """The batches, until `check` refuses them to their reader."""
+    started = checked = time.monotonic()
+    rows, size_bytes = 0, 0
     failure: BaseException | None = None
     try:
         with _errors_cross_the_wire("get"):
             for batch in batches:
+                if check is not None and time.monotonic() >= checked + _RECHECK_S:
+                    check()
+                    checked = time.monotonic()
                 rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
                 _ROWS_SENT.inc(batch.num_rows)
                 _BYTES_SENT.inc(batch.nbytes)
@@ -251,6 +263,8 @@ def _streamed(
 def _errors_cross_the_wire(where: str) -> Iterator[None]:
     try:
         yield
+    except ReaderUnknownError as err:
+        raise fl.FlightUnauthenticatedError(f"[TM:ErrUnauthenticated] {err}") from None
     except ReaderRefusedError as err:
         raise fl.FlightUnauthorizedError(f"[TM:ErrUnauthorized] {err}") from None
     except Exception as err:
@@ -279,8 +293,9 @@ class ReaderGuard(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow 
             if name.lower() == _AUTHORIZATION
             for value in values
         ]
+        tokens = tokens_of(sent)
         try:
-            return _KnownReader(self._readers.admit(tokens_of(sent)))
+            return _KnownReader(self._readers.admit(tokens), partial(self._readers.admit, tokens))
         except ReaderUnknownError as err:
             raise fl.FlightUnauthenticatedError(f"[TM:ErrUnauthenticated] {err}") from None
 
@@ -288,9 +303,18 @@ class ReaderGuard(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow 
 class _KnownReader(fl.ServerMiddleware):  # type: ignore[misc]  # pyarrow is untyped
     """Who makes one call."""
 
-    def __init__(self, may_read: MayRead) -> None:
+    def __init__(self, may_read: MayRead, admit_again: Callable[[], MayRead]) -> None:
         super().__init__()
         self.may_read = may_read
+        self._admit_again = admit_again
+
+    def check_again(self, changefeed: str) -> None:
+        """See that the reader may still read: the clients may have changed since the call began.
+
+        Raises:
+            ReaderUnknownError, ReaderRefusedError: it may not.
+        """
+        self._admit_again()(changefeed)
 
 
 def _check_reader(context: Any, changefeed: str) -> None:

@@ -234,6 +234,19 @@ class NativeServer:
         # A dictionary for what is registered; the generic handlers are asked in turn, like gRPC
         # does.
         handler = self._handlers.get(head.method) or self._generic_handler(head)
+        stream = self._stream_of(connection, number, handler, head, timeout_s)
+        if self._access and (handler.request_streaming or handler.response_streaming):
+            stream.asked_again = head
+        return stream
+
+    def _stream_of(
+        self,
+        connection: ConnectionState,
+        number: int,
+        handler: Any,
+        head: RequestHead,
+        timeout_s: float | None,
+    ) -> Stream:
         size = self._limits.message_bytes
         route = getattr(handler, "route", None)
         if route is None:
@@ -355,6 +368,20 @@ class NativeServer:
             now_s = time.monotonic()
             for link in list(self._links):
                 link.tick(now_s)
+            if self._access and self._access.has_changed():
+                self._end_refused()
+
+    def _end_refused(self) -> None:
+        """End the calls whose clients may not make them any more."""
+        for stream in self._open_streams():
+            head, peer = stream.asked_again, stream.connection.peer
+            if head is None:
+                continue
+            names = peer.auth.get("x509_common_name", ())
+            try:
+                self._access.check_again(head.method, head.invocation_metadata, names, peer.address)
+            except StatusError as err:
+                stream.finish(err.status, err.message)
 
     def _close_sockets(self) -> None:
         if self._accepting is not None:

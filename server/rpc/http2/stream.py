@@ -115,8 +115,22 @@ class Host(Protocol):
 class Stream(ABC):
     """A call under way."""
 
-    __slots__ = ("_credit", "_head_sent", "_trailers", "_unsent", "closed", "connection", "held", "number", "received",
-                 "remote_closed", "rest", "unsent_bytes", "window")  # fmt: skip
+    __slots__ = (
+        "_credit",
+        "_head_sent",
+        "_trailers",
+        "_unsent",
+        "asked_again",
+        "closed",
+        "connection",
+        "held",
+        "number",
+        "received",
+        "remote_closed",
+        "rest",
+        "unsent_bytes",
+        "window",
+    )
 
     def __init__(self, connection: "ConnectionState", number: int) -> None:
         self.connection = connection
@@ -130,6 +144,8 @@ class Stream(ABC):
         """
         self.remote_closed = self.closed = self._head_sent = False
         self._credit = STREAM_WINDOW
+        self.asked_again: RequestHead | None = None
+        """What it began with, where it is to end once its client may not make it any more."""
         self._unsent: deque[bytes | memoryview] | None = None
         self._trailers = b""
 

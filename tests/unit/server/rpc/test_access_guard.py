@@ -187,6 +187,35 @@ async def test_streams_are_checked_when_they_begin(servicer):
     assert len([each async for each in workers.Run(request, bearing("root"))]) == 1
 
 
+@pytest.mark.parametrize("is_idle", [False, True])
+async def test_streams_are_checked_while_they_go_on(servicer, is_idle, monkeypatch):
+    access, closed = Access(), []
+
+    async def run(_request, _context):
+        try:
+            yield worker_pb2.ShareProgress()
+            while True:
+                await asyncio.sleep(3600 if is_idle else 0.01)
+                yield worker_pb2.ShareProgress()
+        finally:
+            closed.append(True)
+
+    servicer.Run = run
+    monkeypatch.setitem(CLIENTS, b"falls", CLIENTS[b"root"])
+    workers = guarded(service("WorkerService"), servicer, access)
+    answers = workers.Run(worker_pb2.RunRequest(changefeed="shop-1"), bearing("falls"))
+    assert await anext(answers)
+    monkeypatch.setitem(CLIENTS, b"falls", CLIENTS[b"shop"])
+
+    async def rest():
+        async with asyncio.timeout(30):
+            return [each async for each in answers]
+
+    with pytest.raises(ForbiddenError):
+        await rest()
+    assert closed
+
+
 async def test_refusals_are_logged_once_a_client_and_changes_name_who_made_them(changefeeds):
     pause = "tidemarkpb.v1.ChangefeedService.PauseChangefeed"
     request = changefeed_pb2.PauseChangefeedRequest(id="shop-1")

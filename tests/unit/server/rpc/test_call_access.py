@@ -3,7 +3,8 @@
 import asyncio
 import http.client
 import ssl
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
+from datetime import UTC, datetime
 
 import grpc
 import grpc.aio
@@ -192,6 +193,101 @@ async def test_roles_by_certificate_and_by_token(engine, certificates, access):
                 assert await outcome(channel, GC, "all") == "OK"
         # The cluster's own calls are too many to be told.
         assert [each["client"] for each in logs if "outcome" in each] == ["panel", "boss"]
+
+
+class Feeds:
+    """A stream that has nothing to say, and one that never ends."""
+
+    async def EventFeed(self, requests, _context):
+        async for _ in requests:
+            yield cdcpb_pb2.ChangeDataEvent()
+
+    async def PullBinlogs(self, _request, _context):
+        while True:
+            yield pump_pb2.PullBinlogResp()
+            await asyncio.sleep(0.01)
+
+
+def clients(**roles):
+    """An access file's text."""
+    return "".join(
+        f"[[client]]\nname='{name}'\nrole='{role}'\ntoken-sha256='{digest(name.encode())}'\n"
+        for name, role in roles.items()
+    )
+
+
+async def test_streams_end_once_their_clients_may_not_make_them_any_more(
+    engine, certificates, tmp_path
+):
+    file = tmp_path / "access.toml"
+    file.write_text(clients(leaves="admin", falls="admin", stays="admin"))
+    own = certificates.security(ca=True)
+    server = RpcServer(own, suited=engine, access=AccessFile(str(file)))
+    server.add_service(PD, Members(), {"Tso": echo})
+    server.add_service(cdcpb_pb2.DESCRIPTOR.services_by_name["ChangeData"], Feeds())
+    server.add_service(pump_pb2.DESCRIPTOR.services_by_name["Pump"], Feeds())
+
+    def opened(channel, token):
+        metadata = (("authorization", f"Bearer {token}"),)
+        return [
+            channel.stream_stream("/pdpb.PD/Tso")(metadata=metadata),
+            channel.stream_stream("/cdcpb.ChangeData/EventFeed")(metadata=metadata),
+            channel.unary_stream("/binlog.Pump/PullBinlogs")(b"", metadata=metadata),
+        ]
+
+    async def goes_on(tso, feed, pull):
+        for stream in (tso, feed):
+            await stream.write(b"")
+            assert await stream.read() is not grpc.aio.EOF
+        assert await pull.read() is not grpc.aio.EOF
+
+    async def drained(stream):
+        with suppress(grpc.aio.AioRpcError):
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+        return (await stream.code()).name
+
+    async with (
+        asyncio.timeout(60),
+        server.listen("127.0.0.1:0") as bound,
+        connect(bound, own) as channel,
+    ):
+        streams = {token: opened(channel, token) for token in ("leaves", "falls", "stays")}
+        for each in streams.values():
+            await goes_on(*each)
+        with capture_logs() as logs:
+            file.write_text(clients(falls="read", stays="admin"))
+            for token, code in (("leaves", "UNAUTHENTICATED"), ("falls", "PERMISSION_DENIED")):
+                assert [await drained(each) for each in streams[token]] == [code] * 3
+        assert "begun" not in [each.get("outcome") for each in logs]
+        await goes_on(*streams["stays"])
+        for each in streams["stays"]:
+            each.cancel()
+
+
+async def test_a_stream_ends_with_the_time_of_its_client(engine, certificates, tmp_path):
+    file, now = tmp_path / "access.toml", [datetime(2030, 1, 1, tzinfo=UTC)]
+    file.write_text(
+        f"[[client]]\nname='x'\nrole='admin'\ntoken-sha256='{digest(b'x')}'\n"
+        "expires=2030-01-02T00:00:00Z\n"
+    )
+    own = certificates.security(ca=True)
+    server = RpcServer(own, suited=engine, access=AccessFile(str(file), lambda: now[0]))
+    server.add_service(pump_pb2.DESCRIPTOR.services_by_name["Pump"], Feeds())
+    async with (
+        asyncio.timeout(60),
+        server.listen("127.0.0.1:0") as bound,
+        connect(bound, own) as channel,
+    ):
+        metadata = (("authorization", "Bearer x"),)
+        stream = channel.unary_stream("/binlog.Pump/PullBinlogs")(b"", metadata=metadata)
+        await stream.read()
+        now[0] = datetime(2030, 1, 2, tzinfo=UTC)
+        with suppress(grpc.aio.AioRpcError):
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+        assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "has ended at" in await stream.details()
 
 
 async def test_probes_and_reflection_are_answered_to_whom_the_port_lets_in(

@@ -5,7 +5,14 @@ import json
 import pyarrow.flight as fl
 import pytest
 
-from sink.flight.tokens import OneToken, TokenFileError, read_token
+from sink.flight import server
+from sink.flight.tokens import (
+    OneToken,
+    ReaderRefusedError,
+    ReaderUnknownError,
+    TokenFileError,
+    read_token,
+)
 from tests.unit.sink.flight.test_server import Capture, serving, ticket
 
 TOKEN = "a-long-token-of-readers"
@@ -57,6 +64,49 @@ def test_anybody_else_is_told_why_not_and_never_the_token(header, named, capfd):
     assert not capture.calls
     assert TOKEN not in "".join(capfd.readouterr())
     assert TOKEN not in repr(vars(OneToken(TOKEN)))
+
+
+class Revoked:
+    """Readers who are known until `ends` is raised; rows come slowly enough to be asked again."""
+
+    def __init__(self):
+        self.ends = None
+
+    def admit(self, tokens):
+        if isinstance(self.ends, ReaderUnknownError):
+            raise self.ends
+        return self.may_read
+
+    def may_read(self, changefeed):
+        assert changefeed == "feed"
+        if self.ends is not None:
+            raise self.ends
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [
+        (ReaderUnknownError("who?"), fl.FlightUnauthenticatedError),
+        (ReaderRefusedError("not yours any more"), fl.FlightUnauthorizedError),
+    ],
+)
+def test_rows_end_once_their_reader_may_read_no_more(ends, error, monkeypatch):
+    monkeypatch.setattr(server, "_RECHECK_S", 0.0)
+    readers, capture = Revoked(), Capture()
+    batches = capture._batches
+
+    def revoked_meanwhile():
+        for number, batch in enumerate(batches()):
+            if number == 1:
+                readers.ends = ends
+            yield batch
+
+    capture._batches = revoked_meanwhile
+    with serving(capture, readers) as (_, client):
+        rows = client.do_get(ticket(), options())
+        assert rows.read_chunk().data.num_rows == 1
+        with pytest.raises(error, match=str(ends)[:-1]):
+            rows.read_chunk()
 
 
 def test_a_token_file_is_read_without_its_line_end(tmp_path):
