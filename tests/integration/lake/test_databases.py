@@ -102,6 +102,26 @@ def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(changefeed, d
     assert all(bool(row["is_current"]) == (row["valid_to_ts"] is None) for row in versions)
 
 
+def test_a_table_that_was_dropped_by_hand_is_told_by_name_and_not_made_anew(
+    changefeed, database, upstream
+):
+    keep(changefeed, database, "upsert", CUTS[:2])
+    target = database_of(SinkUri.parse(database))
+    with closing(target.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute(f"DROP TABLE {target.quoted_table('bank.accounts')}")
+        connection.commit()
+    with pytest.raises(SourceError, match=r"ErrTableRemoved.*bank\.accounts") as refused:
+        keep(changefeed, database, "upsert", CUTS[2:])
+    assert not refused.value.retryable
+
+    # Nor where the row that we keep of it is gone with it.
+    with closing(target.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute(f"DELETE FROM {manifest.TABLES} WHERE name = 'bank.accounts'")
+        connection.commit()
+    with pytest.raises(SourceError, match=r"ErrTableRemoved.*bank\.accounts"):
+        keep(changefeed, database, "upsert", CUTS[2:])
+
+
 def test_a_cut_whose_tables_are_written_but_not_published_is_repeated_without_a_trace(
     changefeed, database, upstream
 ):

@@ -412,7 +412,7 @@ class CutApplier:
             return
         parts = table.name.partition(".")[::2]
         place = tuple(map(path_part, parts))
-        if place != parts:
+        if self._target.names_are_paths and place != parts:
             raise SourceError(
                 "ErrTableMoved",
                 f"the lake has the table {table.name}, but not at {'/'.join(place)}, where names "

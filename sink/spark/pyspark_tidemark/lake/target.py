@@ -143,13 +143,18 @@ class Target(Protocol):
 
 @runtime_checkable
 class VersionedTarget(Protocol):
-    """What a target offers besides whose tables have versions that others may take back."""
+    """What a target offers besides that can tell whether others have taken a table back or away."""
+
+    @property
+    def names_are_paths(self) -> bool:
+        """Whether a table lies at a place made of its name (`table_path`)."""
 
     def check_continues(self, table: TableMeta, shown: Shown) -> None:
         """See that a table which is there has all that the newest cut shows of it.
 
         Raises:
-            SourceError: ErrTableRolledBack, somebody else has put an older state of it there.
+            SourceError: ErrTableRolledBack, somebody else has put an older state of it there;
+                ErrTableRemoved.
         """
 
 

@@ -6,11 +6,14 @@ import io
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.parquet import target as changelog
+from pyspark_tidemark.lake.parquet.target import CUT, ChangelogTarget, timestamps
 
 SCHEMA = pa.schema([("_op", pa.string()), ("id", pa.int64()), ("text", pa.string())])
 
@@ -47,3 +50,18 @@ def test_a_cut_is_written_whole_in_groups_and_counted_on_the_way(sizes, group):
     assert (counted.rows, counted.checksum) == (rows, hexadecimal(total))
     groups = pq.ParquetFile(file).metadata.num_row_groups
     assert groups <= len([size for size in sizes if size])
+
+
+def test_a_directory_of_somebody_else_among_the_cuts_is_told_by_name(tmp_path):
+    """Readers take it for a cut, too, and its column `cut` would be none of numbers."""
+    assert timestamps(["cut=12", "cut=9", "_since-3", "other"], CUT) == [9, 12]
+    table = TableMeta("bank.accounts", ("id",), pa.schema([("id", pa.int64())]))
+    target = ChangelogTarget(None, str(tmp_path))
+    for name in ("cut=last", "cut=1_0", "cut=", "cut=-5", "cut=12.old"):
+        strange = tmp_path / "bank" / "accounts" / name
+        strange.mkdir(parents=True)
+        with pytest.raises(SourceError, match=r"ErrTargetForeign.*bank\.accounts.*move it") as told:
+            target.position(table)
+        assert not told.value.retryable
+        strange.rmdir()
+    assert target.position(table) is None

@@ -14,6 +14,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import DELETE, Changes
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.columns import free_name
+from pyspark_tidemark.lake.cut_record import Shown
 from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.database import (
     STAGED,
@@ -32,7 +33,7 @@ from pyspark_tidemark.lake.schema import (
     lake_schema,
 )
 from pyspark_tidemark.lake.soft_delete import mark_all
-from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable
+from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable, removed
 
 _UNTIL_BYTES_MAX = 63
 """Of the name of a table that was put aside: PostgreSQL has 63 bytes, MySQL 64 characters."""
@@ -40,6 +41,8 @@ _UNTIL_BYTES_MAX = 63
 
 class DatabaseTarget:
     """The tables of one changefeed in a database."""
+
+    names_are_paths = False
 
     def __init__(self, database: Database, changefeed: str, *, mode: str = UPSERT) -> None:
         self._database = database
@@ -74,6 +77,16 @@ class DatabaseTarget:
                     "--target",
                 )
         return None if fence is None or fence.end_ts == manifest.NOT_YET else fence.end_ts
+
+    def check_continues(self, table: TableMeta, shown: Shown) -> None:
+        """That the table is there; who restores a database has our rows of then with it. See
+        `VersionedTarget`.
+        """
+        del shown
+        with self._transaction() as cursor:
+            # Only after barriers are crossed: amid a renaming, the row is there without its table.
+            if not columns_of(cursor, table.name):
+                raise removed(table.name)
 
     def version(self, table: TableMeta) -> int:
         """The newest cut: a database shows no other."""

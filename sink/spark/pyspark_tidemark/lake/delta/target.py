@@ -51,6 +51,8 @@ _ADDED: Final = internal("_added")
 class DeltaTarget:
     """The Delta tables under one directory, `<root>/<database>/<table>`."""
 
+    names_are_paths = True
+
     def __init__(
         self,
         spark: SparkSession,

@@ -86,6 +86,8 @@ _NO_CHANGE: Final = "replace"
 class IcebergTarget:
     """The Iceberg tables of one catalog, or under one directory, `<root>/<database>/<table>`."""
 
+    names_are_paths = True
+
     def __init__(
         self,
         spark: SparkSession,

@@ -17,6 +17,7 @@ Invariant: however large a cut is, one row group of it is in memory (`write_part
 import base64
 import dataclasses
 import io
+import re
 import shutil
 import tempfile
 import uuid
@@ -74,12 +75,14 @@ _BY_TASKS = "_written-"
 """Begins the name of a directory for what tasks write of a cut, which Spark's readers skip."""
 _GROUP_BYTES = 32 << 20
 _FIELD_ID = b"PARQUET:field_id"
+_TS = re.compile("[0-9]+")
 
 
 class Changelog(ABC):
     """The changelogs under one directory; each cut has the schema that the table had then."""
 
     empties_with_cut = False
+    names_are_paths = True
     """A reader of cuts asks for the versions that they name."""
 
     @abstractmethod
@@ -156,8 +159,8 @@ class ChangelogTarget(Changelog):
 
     def position(self, table: TableMeta) -> int | None:
         """The end_ts of the newest cut directory."""
-        entries = self._directory(table).glob(f"{CUT}*")
-        return max((int(entry.name.removeprefix(CUT)) for entry in entries), default=None)
+        names = [entry.name for entry in self._directory(table).glob(f"{CUT}*")]
+        return max(timestamps(names, CUT, table.name), default=None)
 
     def create(self, changes: Changes) -> Applied:
         """Write the cut's directory, also without a single row: the table can then be read."""
@@ -265,7 +268,7 @@ class RemoteChangelog(Changelog):
 
     def position(self, table: TableMeta) -> int | None:
         """The end_ts of the newest cut whose file is there."""
-        ends = timestamps(self._files(table).names(), CUT)
+        ends = timestamps(self._files(table).names(), CUT, table.name)
         # A directory shows before its file does: who died in between has written no cut.
         return next(
             (ts for ts in reversed(ends) if PART in self._files(table, ts).names()),
@@ -333,9 +336,10 @@ class ParquetConnector(LakeConnector):
         files = HadoopFiles(spark, path) if table.uri.is_remote else LocalFiles(Path(path))
         names = files.names()
         # Below the newest mark the name was another table's, whose rows are not those of this one.
-        marks = timestamps(names, SINCE)
+        marks = timestamps(names, SINCE, table.name)
         since = max((ts for ts in marks if ts < version), default=-1)
-        chosen = [ts for ts in timestamps(names, CUT) if since < ts <= version]
+        cuts = timestamps(names, CUT, table.name)
+        chosen = [ts for ts in cuts if since < ts <= version]
         parts = [f"{path}/{CUT}{ts}" for ts in chosen] if marks else [path]
         reader = spark.read.option("basePath", path)
         try:
@@ -420,9 +424,22 @@ def _row_groups(changes: Changes) -> Iterator[Any]:
         yield pa.Table.from_batches(pending)
 
 
-def timestamps(names: Iterable[str], prefix: str) -> list[int]:
-    """The ts in the names that begin with `prefix`, ascending."""
-    return sorted(int(name.removeprefix(prefix)) for name in names if name.startswith(prefix))
+def timestamps(names: Iterable[str], prefix: str, table: str = "") -> list[int]:
+    """The ts in the names that begin with `prefix`, ascending.
+
+    Raises:
+        SourceError: ErrTargetForeign, a name has another ending, as nothing of ours has.
+    """
+    found = [name for name in names if name.startswith(prefix)]
+    # As `int` reads them, also `1_0` and digits of other scripts would be numbers.
+    strange = [name for name in found if not _TS.fullmatch(name.removeprefix(prefix))]
+    if strange:
+        raise SourceError(
+            "ErrTargetForeign",
+            f"the changelog of {table or 'a table'} holds {strange[0]!r}, which this changefeed did "
+            "not make, and readers take for a cut: move it to another directory, then start again",
+        )
+    return sorted(int(name.removeprefix(prefix)) for name in found)
 
 
 def mark(files: Files, ts: int, schema: Any) -> None:
