@@ -26,14 +26,23 @@ from server.changefeed.filter import (
 from server.changefeed.history import History, SchemaChange, shortened
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.masks import NO_MASKS, MaskRules
+from server.changefeed.routes import (
+    NO_ROUTES,
+    RouteRuleError,
+    RouteRules,
+    TableRouteConflictError,
+    check_conflicts,
+)
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import TableChange
 from sink.holds import Holds
 from sink.masking import MaskError
+from sink.mounter import TableMounter
 from sink.row_filter import ConditionError
 from sink.versions import Ddl, Version, Versions
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
+from storage.model.ts import MAX_TS
 
 _log = structlog.get_logger(__name__)
 Save: TypeAlias = Callable[[SchemaChange], Awaitable[None]]
@@ -92,12 +101,14 @@ class Terms:
     """The format of its target, whose rules for names tables must keep."""
     events: EventFilters = NO_EVENT_FILTERS
     masks: MaskRules = NO_MASKS
+    routes: RouteRules = NO_ROUTES
 
     def of(self, table: SourceTable, before: SourceTable | None = None) -> TableRecord:
         """The record of a whole table, with what is taken of it; `before` is the same table as it
-        is in force. Raises MaskError.
+        is in force. Raises MaskError, RouteRuleError.
         """
-        return self.events.of(self.masks.of(self.columns.of(table), table, before))
+        taken = self.masks.of(self.columns.of(table), table, before)
+        return self.routes.of(self.events.of(taken))
 
 
 def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
@@ -118,6 +129,7 @@ def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
         format_of(info.sink_uri),
         EventFilters(info.event_filters),
         MaskRules(info.masks, info.salt),
+        RouteRules(info.routes),
     )
 
 
@@ -128,9 +140,50 @@ def all_filters(info: ChangefeedInfo) -> AllFilters:
     return AllFilters([filter_of(info.source_uri, rules) for rules in every])
 
 
+@dataclass(frozen=True, slots=True)
+class _ShownTable:
+    """Implements `sink.versions.Table`: a table by the name that readers know."""
+
+    name: str
+    span: Span
+    mounter: TableMounter
+
+
+@dataclass(frozen=True, slots=True)
+class _ShownChange:
+    """Implements `sink.versions.Change`: what a DDL did, by the names that readers know."""
+
+    commit_ts: int
+    query: str
+    tables: tuple[_ShownTable, ...]
+    dropped: tuple[str, ...]
+    truncated: tuple[str, ...]
+
+    @classmethod
+    def of(cls, change: TableChange, target: Callable[[str], str | None]) -> "_ShownChange":
+        """`target` gives the name for readers of a table in force, of the source's; None: it is
+        none of ours.
+        """
+        after = {table.name: table.target_name for table in change.tables}
+        truncated = (after.get(name) or target(name) for name in change.truncated)
+        return cls(
+            change.commit_ts,
+            change.query,
+            tuple(map(_shown, change.tables)),
+            tuple(filter(None, map(target, change.dropped))),
+            tuple(filter(None, truncated)),
+        )
+
+
+def _shown(table: SourceTable) -> _ShownTable:
+    return _ShownTable(table.target_name, table.span, table.mounter)
+
+
 class FeedCatalog:
     """Implements `server.puller.source.Catalog`; its tables are those in force from `start_ts` on,
     and a DDL at it.
+
+    `versions` are what readers see, by the target's names of tables; all else has the source's.
     """
 
     def __init__(
@@ -147,10 +200,18 @@ class FeedCatalog:
         self._source = source
         self._save = save
         self._tables: dict[tuple[str, int], SourceTable] = {}
+        """By the name in the target, and the DDL that gave the schema."""
+        self._routed: dict[str, str] = {}
+        """The names of tables in the target that are not the source's. Routes are about names
+        alone, so one of the source always has the same one.
+        """
         self.left_out = frozenset(
-            table.name for change in history for table in change.tables if not self._stays(table)
+            ".".join(table.target)
+            for change in history
+            for table in change.tables
+            if not self._stays(table)
         )
-        """Tables that a filter leaves out which is coming in force."""
+        """By their names in the target: tables that a filter leaves out which is coming."""
         self._replicated = history
         """Without the tables that are left out."""
         if self.left_out:
@@ -161,15 +222,14 @@ class FeedCatalog:
         known_ts = self._replicated.known_from(start_ts)
         at_start = self._replicated.at(known_ts)
         began = [self._read(table, ts) for ts, table in at_start.values()]
-        schema_ts = {name: ts for name, (ts, _) in at_start.items()}
-        self.versions = Versions(known_ts, began, schema_ts)
+        schema_ts = {".".join(table.target): ts for ts, table in at_start.values()}
+        self.versions = Versions(known_ts, map(_shown, began), schema_ts)
         for change in self._replicated.after(known_ts):
             tables = tuple(self._read(table, change.commit_ts) for table in change.tables)
-            self.versions.change(
-                TableChange(
-                    change.commit_ts, change.query, tables, change.dropped, change.truncated
-                )
+            taken = TableChange(
+                change.commit_ts, change.query, tables, change.dropped, change.truncated
             )
+            self.versions.change(_ShownChange.of(taken, self._target))
 
     @property
     def tables(self) -> tuple[SourceTable, ...]:
@@ -183,6 +243,18 @@ class FeedCatalog:
     def of(self, version: Version) -> SourceTable:
         """The table of a version."""
         return self._tables[version.name, version.from_ts]
+
+    def named(self, name: str) -> Version | None:
+        """The table in force that has this name in the source, as readers see it."""
+        tables = (each for each in self.tables if each.name == name)
+        return next((self.versions.of_span(each.span, MAX_TS - 1) for each in tables), None)
+
+    def source_names(self, names: Sequence[str], ts: int) -> tuple[str, ...]:
+        """The source's names of tables that readers know by these, right above or below `ts`."""
+        versions = [
+            self.versions.version(name, ts) or self.versions.version(name, ts - 1) for name in names
+        ]
+        return tuple(self.of(version).name for version in versions if version is not None)
 
     def wants(self, schema_name: str, table_name: str) -> bool:
         """See `Catalog.wants`."""
@@ -200,7 +272,7 @@ class FeedCatalog:
             )
             check_names(table, self._terms.target)
             check_conditions(table)
-        except (ConditionError, MaskError, TableIneligibleError) as err:
+        except (ConditionError, MaskError, RouteRuleError, TableIneligibleError) as err:
             if record.name in self._in_force():
                 raise TableIneligibleError(
                     f"{err.message}: its rows after this DDL could not be replicated. Undo the "
@@ -280,8 +352,10 @@ class FeedCatalog:
         self.history.append(stored)
         if self._replicated is not self.history:
             self._replicated.append(stored)
-        self._tables |= {(table.name, taken.commit_ts): table for table in taken.tables}
-        ddl = self.versions.change(taken)
+        shown = _ShownChange.of(taken, self._target)
+        for table in taken.tables:
+            self._add(table, taken.commit_ts)
+        ddl = self.versions.change(shown)
         assert ddl is not None, "a change that concerns a table of ours"
         _log.info(
             "schema changed",
@@ -317,8 +391,8 @@ class FeedCatalog:
 
     def adopt(self, table: SourceTable, from_ts: int) -> Version:
         """Take a table that is in force since `from_ts` and comes from another capture."""
-        self._tables[table.name, from_ts] = table
-        return self.versions.adopt(table, from_ts)
+        self._add(table, from_ts)
+        return self.versions.adopt(_shown(table), from_ts)
 
     def release(self, span: Span) -> None:
         """Forget a table that another capture has now."""
@@ -358,12 +432,32 @@ class FeedCatalog:
         dropped = tuple(name for name in change.dropped if name in before and name not in names)
         staying = [table for table in self.tables if table.name not in dropped]
         check_distinct((*staying, *tables), self._terms.target)
+        check_conflicts(
+            (*staying, *tables),
+            "leave one out by `tidemark cli changefeed update "
+            f"-c {self._terms.changefeed} --filter`, and resume",
+        )
+        self._check_taken_over(tables)
         return replace(
             change,
             tables=tables,
             dropped=dropped,
             truncated=tuple(name for name in change.truncated if name in before or name in names),
         )
+
+    def _check_taken_over(self, tables: Sequence[SourceTable]) -> None:
+        """A table that ends with this DDL leaves its rows at the target, under its name there."""
+        spans = {table.span for table in tables}
+        ending = {each.target_name: each.name for each in self.tables if each.span not in spans}
+        for table in tables:
+            other = ending.get(table.target_name, table.name)
+            if other != table.name:
+                raise TableRouteConflictError(
+                    f"{table.name} comes as {other} goes, and both are {table.target_name} in the "
+                    "target, which has rows of the latter. Resume with --overwrite-checkpoint-ts now, "
+                    "and copy the tables by `tidemark cli changefeed dumpstart`; or create another "
+                    "changefeed, whose routes give each a name of its own"
+                )
 
     def _check_renamed(
         self, change: TableChange, tables: Sequence[SourceTable], before: set[str]
@@ -383,7 +477,16 @@ class FeedCatalog:
             )
 
     def _in_force(self) -> set[str]:
-        return {version.name for version in self.versions.at(self._newest_ts)}
+        return {table.name for table in self.tables}
+
+    def _target(self, name: str) -> str | None:
+        """The name that readers know of a table in force, by the source's; None: a table that has
+        another name in the source has it.
+        """
+        if name in self._routed:
+            return self._routed[name]
+        version = self.versions.version(name, MAX_TS - 1)
+        return name if version is None or self.of(version).name == name else None
 
     @property
     def _newest_ts(self) -> int:
@@ -391,5 +494,10 @@ class FeedCatalog:
 
     def _read(self, record: TableRecord, ts: int) -> SourceTable:
         table = self._source.table(record)
-        self._tables[table.name, ts] = table
+        self._add(table, ts)
         return table
+
+    def _add(self, table: SourceTable, from_ts: int) -> None:
+        self._tables[table.target_name, from_ts] = table
+        if table.target_name != table.name:
+            self._routed[table.name] = table.target_name

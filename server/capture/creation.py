@@ -7,8 +7,9 @@ never skipped silently: it refuses the creation, or is reported as ignored.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.audit import check_audit
@@ -32,6 +33,7 @@ from server.changefeed.filter import (
 )
 from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri, keeps_changes
 from server.changefeed.masks import MaskRules
+from server.changefeed.routes import RouteRuleError, RouteRules, check_conflicts
 from server.changefeed.salt import Salt
 from server.changefeed.source import takes_keyless
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
@@ -84,6 +86,8 @@ class NewChangefeed:
     event_filters: Sequence[EventFilter] = ()
     masks: Sequence[str] = ()
     """Rules about masks, `server.changefeed.masks`."""
+    routes: Sequence[str] = ()
+    """Names in the target, `server.changefeed.routes`."""
     salt_file: str = ""
     """Of those that hash: a path on every capture."""
     zero_dates: str = NULL_DATES
@@ -108,6 +112,13 @@ class NewChangefeed:
         TableFilter(self.rules)
         ColumnRules(self.columns, self.zero_dates)
         self.mask_rules()
+        RouteRules(self.routes)
+        lake = FORMATS.get(format_of(self.sink_uri))
+        if self.routes and lake is not None and lake.is_topic:
+            raise RouteRuleError(
+                "messages of DDL statements name tables as the source does, so that whoever carries "
+                "them out would alter others: a topic takes no --route"
+            )
         check_rereads(EventFilters(self.event_filters), self.source_uri)
         if takes_keyless(self.source_uri) and not keeps_changes(self.sink_uri):
             raise ParameterError(
@@ -151,6 +162,7 @@ class NewChangefeed:
             format_of(self.sink_uri),
             EventFilters(self.event_filters),
             self.mask_rules(),
+            RouteRules(self.routes),
         )
         if not self.rules:
             return eligible(source, given, terms)
@@ -174,6 +186,7 @@ class NewChangefeed:
             columns=tuple(self.columns),
             event_filters=tuple(self.event_filters),
             masks=tuple(self.masks),
+            routes=tuple(self.routes),
             salt_file="" if salt is None else salt.path,
             salt_check="" if salt is None else salt.check,
             zero_dates=self.zero_dates,
@@ -266,14 +279,18 @@ def eligible(
     if refused and not tables:
         shown = "; ".join(list(refused.values())[:_REFUSED_SHOWN])
         raise ParameterError(f"no table that the filter takes can be replicated: {shown}")
-    _check_each_once(tables, terms.target)
+    _check_each_once(tables)
+    routed = [replace(table, record=record) for table, record in zip(tables, selected, strict=True)]
+    check_distinct(routed, terms.target)
+    check_conflicts(routed)
+    terms.routes.check(tables)
     terms.columns.check(tables)
     terms.events.check(tables)
     terms.masks.check(tables)
     return TableSelection(tuple(selected), refused)
 
 
-def _check_each_once(tables: Sequence[SourceTable], target: str) -> None:
+def _check_each_once(tables: Sequence[SourceTable]) -> None:
     if not tables:
         raise ParameterError(
             "a changefeed needs at least one table: none is given, or the filter takes none"
@@ -286,4 +303,3 @@ def _check_each_once(tables: Sequence[SourceTable], target: str) -> None:
     ]
     if twice:
         raise ParameterError(f"tables given twice: {', '.join(twice)}")
-    check_distinct(tables, target)

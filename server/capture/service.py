@@ -150,7 +150,7 @@ class ChangefeedService:
 
         async def move() -> pb.MoveTableResponse:
             feed = self._maintainers.home(request.id).feed(request.id)
-            version = feed.catalog.versions.version(request.table, MAX_TS - 1)
+            version = feed.catalog.named(request.table)
             if version is None:
                 raise TableNotExistsError(
                     f"changefeed {feed.id} has no table {request.table[:256]!r} now"
@@ -225,6 +225,7 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
         columns=list(request.columns),
         event_filters=list(map(_event_filter, request.event_filters)),
         masks=list(request.masks),
+        routes=list(request.routes),
         salt_file=request.salt_file,
         zero_dates=request.zero_dates or NULL_DATES,
         ignore_ineligible=request.ignore_ineligible_table,
@@ -284,6 +285,7 @@ def check_response(checked: Checked) -> pb.CheckChangefeedResponse:
         tables=[
             pb.EligibleTable(
                 name=table.name,
+                target=table.target_name if table.target_name != table.name else "",
                 table_id=table.span.table_id,
                 key=table.mounter.key_columns,
                 columns=_columns(table),
@@ -326,6 +328,7 @@ def changefeed_message(feed: Feed, maintainer: str = "") -> pb.Changefeed:
         columns=info.columns,
         event_filters=[pb.EventFilter(**each.to_document()) for each in info.event_filters],
         masks=info.masks,
+        routes=info.routes,
         salt_file=info.salt_file,
         zero_dates=info.zero_dates,
         ignored_tables=info.ignored,
@@ -398,7 +401,7 @@ def _rereads(feed: Feed) -> pb.Rereads | None:
     """Tables that are read again, for which cuts wait; None: there are none."""
     holds, versions = feed.catalog.holds, feed.catalog.versions
     names = {
-        each.span.table_id: each.name
+        each.span.table_id: feed.catalog.of(each).name
         for of_span in versions.spans(versions.start_ts)
         for each in of_span
     }
@@ -452,9 +455,11 @@ def _tables(feed: Feed) -> list[pb.TableStatus]:
 
 
 def _table(feed: Feed, version: Version) -> pb.TableStatus:
+    table = feed.catalog.of(version)
     resolved_ts, checkpoint_ts = _position(feed, version.span, version.from_ts)
     status = pb.TableStatus(
-        name=version.name,
+        name=table.name,
+        target=table.target_name if table.target_name != table.name else "",
         table_id=version.span.table_id,
         resolved_ts=resolved_ts,
         checkpoint_ts=checkpoint_ts,

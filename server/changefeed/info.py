@@ -38,7 +38,7 @@ _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARACTERS_MAX = 128
 READER_TTL_S: Final = 7 * 24 * 3600
 """Kafka's for the offsets of a group that is gone."""
-_MASKING: Final = ("masks", "salt_file", "salt_check")
+_MASKING: Final = ("masks", "salt_file", "salt_check", "routes")
 _READING: Final = ("retain_s", "retain_bytes", "reader_ttl_s", "gc_generation")
 _PORTS: Final = {name: record.port for name, record in FORMATS.items() if record.is_database}
 
@@ -160,6 +160,8 @@ class ChangefeedInfo:
     """Which columns readers are shown by masks, `server.changefeed.masks`."""
     salt_file: str = ""
     """Of masks that hash: the path of the salt on every capture, never the salt."""
+    routes: tuple[str, ...] = ()
+    """The names of tables in the target, `server.changefeed.routes`."""
     salt_check: str = ""
     """By which the salt is known again."""
     zero_dates: str = NULL_DATES
@@ -297,7 +299,7 @@ class ChangefeedInfo:
         """
         try:
             doc = json.loads(value)
-            for member in ("rules", "columns", "masks", "ignored"):
+            for member in ("rules", "columns", "masks", "routes", "ignored"):
                 doc[member] = tuple(map(str, doc.get(member, ())))
             doc["tables"] = tuple(TableRecord(**table) for table in doc["tables"])
             doc["event_filters"] = tuple(

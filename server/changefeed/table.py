@@ -30,6 +30,8 @@ _MASKED: Final = "tidemark_masked"
 _DEFAULTS: Final = "tidemark_masked_defaults"
 _SALT: Final = "tidemark_salt"
 _IGNORED: Final = "tidemark_ignored"
+_TARGET: Final = "tidemark_target"
+_ROUTED_SHOWN: Final = 10
 _OURS: Final = frozenset(field.name for field in META_FIELDS)
 
 
@@ -75,7 +77,7 @@ class TableRecord:
     @property
     def whole(self) -> "TableRecord":
         """The record as the upstream has it, whatever is taken of it."""
-        ours = (_SELECTED, _RENAMED, _MASKED, _DEFAULTS, _SALT, _IGNORED, ZERO_DATES)
+        ours = (_SELECTED, _RENAMED, _MASKED, _DEFAULTS, _SALT, _IGNORED, _TARGET, ZERO_DATES)
         info = {member: value for member, value in self.table_info.items() if member not in ours}
         return TableRecord(self.schema_name, info)
 
@@ -148,6 +150,22 @@ class TableRecord:
         return TableRecord(self.schema_name, {**self.table_info, ZERO_DATES: zero_dates})
 
     @property
+    def target(self) -> tuple[str, str]:
+        """The names of schema and table in the target; a member that is ours."""
+        schema_name, table_name = self.table_info.get(_TARGET) or (
+            self.schema_name,
+            self.table_name,
+        )
+        return schema_name, table_name
+
+    def routed(self, target: tuple[str, str]) -> "TableRecord":
+        """A record of a table that has these names in the target."""
+        info = {member: value for member, value in self.table_info.items() if member != _TARGET}
+        if target != (self.schema_name, self.table_name):
+            info[_TARGET] = list(target)
+        return TableRecord(self.schema_name, info)
+
+    @property
     def table_info_json(self) -> str:
         """The document as text."""
         return json.dumps(self.table_info, separators=(",", ":"))
@@ -189,6 +207,11 @@ class SourceTable:
         return self.mounter.name
 
     @property
+    def target_name(self) -> str:
+        """The same in the target, by which readers know the table."""
+        return ".".join(self.record.target)
+
+    @property
     def has_key(self) -> bool:
         """Whether its rows can be told apart; else only their changes are known."""
         return bool(self.mounter.key_columns)
@@ -203,18 +226,24 @@ def taken(record: TableRecord, whole: TableMounter) -> TableMounter:
     return mounter if row_filter is None else FilteredMounter(mounter, row_filter)
 
 
-def check_distinct(tables: Iterable[SourceTable], target: str) -> None:
+def check_distinct(tables: Sequence[SourceTable], target: str) -> None:
     """See that a target of the format `target` can tell the tables apart by their names.
 
     Raises:
         TableIneligibleError: it takes two of the names for one.
     """
     try:
-        check_distinct_names(
-            target, ((table.record.schema_name, table.record.table_name) for table in tables)
-        )
+        check_distinct_names(target, (table.record.target for table in tables))
     except SourceError as err:
-        raise TableIneligibleError(err.message) from None
+        raise TableIneligibleError(err.message + _routes_hint(tables)) from None
+
+
+def _routes_hint(tables: Iterable[SourceTable]) -> str:
+    """What is said beside advice about names, where those are of routes."""
+    routed = sorted(each.name for each in tables if each.target_name != each.name)
+    if not routed:
+        return ""
+    return f". Names are those in the target, by --route of {', '.join(routed[:_ROUTED_SHOWN])}"
 
 
 def check_names(table: SourceTable, target: str) -> None:
@@ -238,6 +267,6 @@ def check_names(table: SourceTable, target: str) -> None:
             f"{renaming(where, own[:1], names)}; or leave it out by !{own[0]}"
         )
     try:
-        check_target_names(target, where, names[len(META_FIELDS) :])
+        check_target_names(target, table.record.target, names[len(META_FIELDS) :])
     except SourceError as err:
-        raise TableIneligibleError(err.message) from None
+        raise TableIneligibleError(err.message + _routes_hint([table])) from None

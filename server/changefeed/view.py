@@ -50,6 +50,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
         | ({"audit_seconds": changefeed.audit_s} if changefeed.audit_s else {})
         | _event_filters(changefeed)
         | _masks(changefeed)
+        | ({"routes": list(changefeed.routes)} if changefeed.routes else {})
         | _retention(changefeed)
         | _readers(changefeed)
         | _reading(changefeed)
@@ -72,6 +73,7 @@ def check_document(checked: pb.CheckChangefeedResponse) -> dict[str, Any]:
                 "columns": {column.name: column.type for column in each.columns},
             }
             | _masked(each)
+            | ({"target": each.target} if each.target else {})
             for each in checked.tables
         ],
         "ineligible_tables": [
@@ -399,6 +401,7 @@ def table_status(table: pb.TableStatus) -> dict[str, Any]:
         "schema_ts": table.schema_ts,
     }
     optional = {
+        "target": table.target,
         "capture": table.capture,
         "moving_to": table.moving_to,
         "rows_per_s": round(table.rows_per_s, 1),

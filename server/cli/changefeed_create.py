@@ -136,6 +136,14 @@ def _add_tables(create: argparse.ArgumentParser) -> None:
         "'crm.*=*,!phone,_op->op' (the target calls it op); the key always is",
     )
     create.add_argument(
+        "--route",
+        action="append",
+        default=[],
+        metavar="TABLE=SCHEMA.NAME",
+        help="the name of tables in the target, such as 'shop.*=lake.{schema}_{table}'; the first "
+        "one that is about a table decides",
+    )
+    create.add_argument(
         "--mask",
         action="append",
         default=[],
@@ -154,8 +162,8 @@ def _add_tables(create: argparse.ArgumentParser) -> None:
         default="",
         metavar="FILE",
         help="TOML file with TiCDC's keys: [filter] rules and event-filters, [sink] column-selectors, "
-        "ignore-ineligible-table, force-replicate, and [sink] column-masks and salt-file; the rules of --filter, "
-        "--columns and --mask follow those of the file",
+        "ignore-ineligible-table, force-replicate, and [sink] dispatchers (target-schema, target-table), "
+        "column-masks and salt-file; the rules of --filter, --columns, --mask and --route follow those of the file",
     )
     create.add_argument("--tables", help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
     create.add_argument(
@@ -228,6 +236,7 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         filter=[*(config.rules if config else ()), *arguments.filter],
         columns=[*(config.columns if config else ()), *arguments.columns],
         event_filters=config.event_filters if config else (),
+        routes=[*(config.routes if config else ()), *arguments.route],
         masks=[*(config.masks if config else ()), *arguments.mask],
         salt_file=arguments.salt_file or (config.salt_file if config else ""),
         zero_dates=arguments.zero_dates,
@@ -269,7 +278,7 @@ def _checked(answer: pb.CheckChangefeedResponse, *, ignore_ineligible: bool) -> 
     """What would be created; the exit status is the one that `create` would have."""
     document = check_document(answer)
     rows = [
-        {"table": each["table"], "replicated": "yes", "what": ", ".join(_columns(each))}
+        {"table": _names(each), "replicated": "yes", "what": ", ".join(_columns(each))}
         for each in document["eligible_tables"]
     ]
     rows += [
@@ -288,6 +297,12 @@ def _checked(answer: pb.CheckChangefeedResponse, *, ignore_ineligible: bool) -> 
         shown=f"{table(rows, _CHECK_COLUMNS)}\n{conclusion}",
         status=EXIT_ERROR if refused else EXIT_OK,
     )
+
+
+def _names(eligible: dict[str, Any]) -> str:
+    """A table, and what it is called in the target."""
+    name, target = eligible["table"], eligible.get("target")
+    return f"{name} → {target}" if target else name
 
 
 def _columns(eligible: dict[str, Any]) -> list[str]:

@@ -57,6 +57,11 @@ class Table:
         return self.source.name
 
     @property
+    def target_name(self) -> str:
+        """The name that it has in the lake."""
+        return self.source.target_name
+
+    @property
     def key(self) -> tuple[str, ...]:
         """The columns that identify a row."""
         return self.source.mounter.key_columns
@@ -134,9 +139,9 @@ async def tables_at(
     tables = []
     for each in names:
         schema_ts, record = in_force[each]
-        tables.append(
-            Table(read(record), cut.beyond.get(each, cut.ts), truncated.get(each, 0), schema_ts)
-        )
+        source, since = read(record), truncated.get(each, 0)
+        ts = cut.beyond.get(source.target_name, cut.ts)
+        tables.append(Table(source, ts, since, schema_ts))
     return tables
 
 

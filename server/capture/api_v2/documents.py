@@ -181,6 +181,7 @@ def creation(body: bytes) -> pb.CreateChangefeedRequest:
         event_filters=config.event_filters,
         masks=config.masks,
         salt_file=config.salt_file,
+        routes=config.routes,
         zero_dates=members.take("zero_dates", _is_text, default=""),
         on_unclear_ddl=members.take("on_unclear_ddl", _is_text, default=""),
         audit_s=members.take("audit_seconds", _is_uint32, default=0),
@@ -212,6 +213,8 @@ class ReplicaConfig:
     masks: Sequence[str] = ()
     """Of columns, as rules; `sink.column_masks` and `sink.salt_file` are not TiCDC's."""
     salt_file: str = ""
+    routes: Sequence[str] = ()
+    """Of TiCDC's dispatchers the names of tables in the target."""
     ignore_ineligible_table: bool = False
     force_replicate: bool = False
 
@@ -242,6 +245,11 @@ class ReplicaConfig:
                 for table in each["matcher"]
             ],
             salt_file=sink.take("salt_file", _is_text, default=""),
+            routes=[
+                route
+                for each in sink.take("dispatchers", _are_objects, default=[])
+                for route in _routes(each)
+            ],
             ignore_ineligible_table=config.take("ignore_ineligible_table", _is_flag, default=False),
             force_replicate=config.take("force_replicate", _is_flag, default=False),
         )
@@ -259,6 +267,7 @@ class ReplicaConfig:
             self.columns and list(self.columns) != list(now.columns),
             self.event_filters and list(self.event_filters) != list(now.event_filters),
             self.masks and list(self.masks) != list(now.masks),
+            self.routes and list(self.routes) != list(now.routes),
             self.salt_file and self.salt_file != now.salt_file,
             self.force_replicate and not takes_keyless(now.source_uri),
             self.ignore_ineligible_table and not now.ignore_ineligible_table,
@@ -302,6 +311,16 @@ def _event_filter(document: Mapping[str, Any]) -> pb.EventFilter:
         )
     members.check_empty()
     return each
+
+
+def _routes(document: Mapping[str, Any]) -> list[str]:
+    """One of TiCDC's dispatchers, as `--route` has it; raises ParameterError."""
+    members = _Members(document, "replica_config.sink.dispatchers.")
+    matcher = members.take("matcher", _is_texts, default=[])
+    schema = members.take("target_schema", _is_text, default="") or "{schema}"
+    table = members.take("target_table", _is_text, default="") or "{table}"
+    members.check_empty()
+    return [f"{each}={schema}.{table}" for each in matcher]
 
 
 def _mask_rule(table: str, masks: Mapping[str, Any]) -> str:

@@ -197,6 +197,7 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
         sink=_object(
             column_selectors={"type": "array", "items": _named("ColumnSelector")},
             column_masks={"type": "array", "items": _named("ColumnMask")},
+            dispatchers={"type": "array", "items": _named("Dispatcher")},
             salt_file={
                 "type": "string",
                 "description": "of mask.hash.SHA-256: the file of the salt, on every capture",
@@ -210,6 +211,12 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
         "columns",
         matcher={"type": "array", "items": _TEXT},
         columns={"type": "array", "items": _TEXT},
+    ),
+    "Dispatcher": _object(
+        "matcher",
+        matcher={"type": "array", "items": _TEXT},
+        target_schema={"type": "string", "description": "with {schema} and {table}"},
+        target_table={"type": "string", "description": "with {schema} and {table}"},
     ),
     "ColumnMask": _object(
         "matcher",

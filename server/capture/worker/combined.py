@@ -381,9 +381,11 @@ def changes_by_worker(
     parts: dict[Worker, _ChangePart] = {}
     for versions in catalog.versions.spans_of(ddl):
         part = parts.setdefault(owner(versions[0].span), _ChangePart())
-        part.ended |= {version.name for version in versions if version.to_ts == ddl.ts}
+        # A worker's catalog is told a change as ours was, by the source's names.
+        part.ended |= {catalog.of(version).name for version in versions if version.to_ts == ddl.ts}
         part.begun += [catalog.of(version) for version in versions if version.from_ts == ddl.ts]
-    return {worker: part.change(ddl) for worker, part in parts.items()}
+    truncated = catalog.source_names(ddl.truncated, ddl.ts)
+    return {worker: part.change(ddl, truncated) for worker, part in parts.items()}
 
 
 @dataclass(slots=True)
@@ -393,10 +395,10 @@ class _ChangePart:
     ended: set[str] = field(default_factory=set)
     begun: list[SourceTable] = field(default_factory=list)
 
-    def change(self, ddl: Ddl) -> TableChange:
+    def change(self, ddl: Ddl, truncated: tuple[str, ...]) -> TableChange:
         names = {table.name for table in self.begun}
         return TableChange(
-            ddl.ts, ddl.query, tuple(self.begun), tuple(sorted(self.ended - names)), ddl.truncated
+            ddl.ts, ddl.query, tuple(self.begun), tuple(sorted(self.ended - names)), truncated
         )
 
 

@@ -476,7 +476,7 @@ class RemoteShare:
     def _note(self, tables: Sequence[SourceTable], from_ts: int) -> None:
         for table in tables:
             self.tables[table.span] = table
-            self._names.setdefault(table.span, []).append((from_ts, table.name))
+            self._names.setdefault(table.span, []).append((from_ts, table.target_name))
 
     def _name(self, span: Span, ts: int) -> str:
         """What the worker calls the table right above `ts`."""

@@ -120,7 +120,7 @@ def _table_members(table: Table) -> dict[str, Any]:
     schema = base64.b64encode(table.schema.serialize().to_pybytes()).decode()
     spans = {} if table.spans is None else {"spans": table.spans.document()}
     members = {
-        "table": table.name,
+        "table": table.target_name,
         "ts": table.ts,
         "since": table.since,
         "key": list(table.key),

@@ -121,6 +121,7 @@ class TableStatus(_message.Message):
     CHECKPOINT_LAG_MS_FIELD_NUMBER: _builtins.int
     MOVING_TO_FIELD_NUMBER: _builtins.int
     MOVING_RESOLVED_TS_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     table_id: _builtins.int
     resolved_ts: _builtins.int
@@ -142,6 +143,8 @@ class TableStatus(_message.Message):
     """Where it is moving; it is still at `capture`."""
     moving_resolved_ts: _builtins.int
     """How far its changes are there."""
+    target: _builtins.str
+    """Its name in the target; empty: the same."""
     def __init__(
         self,
         *,
@@ -159,10 +162,11 @@ class TableStatus(_message.Message):
         checkpoint_lag_ms: _builtins.int = ...,
         moving_to: _builtins.str = ...,
         moving_resolved_ts: _builtins.int = ...,
+        target: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "capture", b"capture", "checkpoint_lag_ms", b"checkpoint_lag_ms", "checkpoint_ts", b"checkpoint_ts", "moving_resolved_ts", b"moving_resolved_ts", "moving_to", b"moving_to", "name", b"name", "resolved_lag_ms", b"resolved_lag_ms", "resolved_ts", b"resolved_ts", "rows_per_s", b"rows_per_s", "schema_ts", b"schema_ts", "state", b"state", "table_id", b"table_id", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "capture", b"capture", "checkpoint_lag_ms", b"checkpoint_lag_ms", "checkpoint_ts", b"checkpoint_ts", "moving_resolved_ts", b"moving_resolved_ts", "moving_to", b"moving_to", "name", b"name", "resolved_lag_ms", b"resolved_lag_ms", "resolved_ts", b"resolved_ts", "rows_per_s", b"rows_per_s", "schema_ts", b"schema_ts", "state", b"state", "table_id", b"table_id", "target", b"target", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -536,6 +540,7 @@ class Changefeed(_message.Message):
     KEPT_HISTORY_FIELD_NUMBER: _builtins.int
     MASKS_FIELD_NUMBER: _builtins.int
     SALT_FILE_FIELD_NUMBER: _builtins.int
+    ROUTES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -613,6 +618,10 @@ class Changefeed(_message.Message):
     def masks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """As in CreateChangefeedRequest."""
 
+    @_builtins.property
+    def routes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in CreateChangefeedRequest."""
+
     def __init__(
         self,
         *,
@@ -651,10 +660,11 @@ class Changefeed(_message.Message):
         kept_history: Global___KeptHistory | None = ...,
         masks: _abc.Iterable[_builtins.str] | None = ...,
         salt_file: _builtins.str = ...,
+        routes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "error", b"error", "filter_update", b"filter_update", "holding", b"holding", "kept_history", b"kept_history", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "filter_update", b"filter_update", "holding", b"holding", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "ignored_tables", b"ignored_tables", "kept_history", b"kept_history", "lake_job", b"lake_job", "maintainer", b"maintainer", "masks", b"masks", "reader_ttl_s", b"reader_ttl_s", "readers", b"readers", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "salt_file", b"salt_file", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "filter_update", b"filter_update", "holding", b"holding", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "ignored_tables", b"ignored_tables", "kept_history", b"kept_history", "lake_job", b"lake_job", "maintainer", b"maintainer", "masks", b"masks", "reader_ttl_s", b"reader_ttl_s", "readers", b"readers", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "routes", b"routes", "salt_file", b"salt_file", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -908,6 +918,7 @@ class CreateChangefeedRequest(_message.Message):
     READER_TTL_S_FIELD_NUMBER: _builtins.int
     MASKS_FIELD_NUMBER: _builtins.int
     SALT_FILE_FIELD_NUMBER: _builtins.int
+    ROUTES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     start_ts: _builtins.int
@@ -947,6 +958,10 @@ class CreateChangefeedRequest(_message.Message):
         truncate.to.N.chars.
         """
 
+    @_builtins.property
+    def routes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """`table rule=schema.name`, with {schema} and {table}: the names of tables in the target; the first that is about a table."""
+
     def __init__(
         self,
         *,
@@ -968,10 +983,11 @@ class CreateChangefeedRequest(_message.Message):
         reader_ttl_s: _builtins.int = ...,
         masks: _abc.Iterable[_builtins.str] | None = ...,
         salt_file: _builtins.str = ...,
+        routes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "masks", b"masks", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "masks", b"masks", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "routes", b"routes", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1007,8 +1023,11 @@ class EligibleTable(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     TABLE_ID_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     table_id: _builtins.int
+    target: _builtins.str
+    """Its name in the target; empty: the same."""
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1020,10 +1039,11 @@ class EligibleTable(_message.Message):
         key: _abc.Iterable[_builtins.str] | None = ...,
         columns: _abc.Iterable[Global___EligibleColumn] | None = ...,
         table_id: _builtins.int = ...,
+        target: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "key", b"key", "name", b"name", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "key", b"key", "name", b"name", "table_id", b"table_id", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

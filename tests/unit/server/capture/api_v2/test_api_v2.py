@@ -305,6 +305,15 @@ matcher = ["crm.*", "shop.users"]
 columns = ["email", "phone_*"]
 mask = "mask.hash.SHA-256"
 
+[[sink.dispatchers]]
+matcher = ["shop.*", "crm.*"]
+target-schema = "lake"
+target-table = "{schema}_{table}"
+
+[[sink.dispatchers]]
+matcher = ["*.*"]
+target-schema = "rest"
+
 [mounter]
 worker-num = 16
 """
@@ -317,6 +326,8 @@ def test_ticdcs_configuration_file_gives_what_a_body_gives():
     assert config.ignore_ineligible_table
     hashed = "email:mask.hash.SHA-256,phone_*:mask.hash.SHA-256"
     assert config.masks == [f"crm.*={hashed}", f"shop.users={hashed}"]
+    named = "lake.{schema}_{table}"
+    assert config.routes == [f"shop.*={named}", f"crm.*={named}", "*.*=rest.{table}"]
     [ignored] = config.event_filters
     assert (ignored.matcher, ignored.ignore_event) == (["shop.*"], ["delete"])
     assert ignored.ignore_insert_value_expr == "id > 100"
@@ -335,6 +346,10 @@ def test_ticdcs_configuration_file_gives_what_a_body_gives():
         (
             "[[sink.column-masks]]\nmatcher = ['a.b']\ncolumns = ['c']\nsalt = 'x'",
             "replica_config.sink.column_masks cannot be",
+        ),
+        (
+            "[[sink.dispatchers]]\nmatcher = ['a.b']\npartition = 'ts'",
+            "replica_config.sink.dispatchers.partition: no such member",
         ),
         ("[sink]\nsalt-file = 5", "replica_config.sink.salt_file cannot be"),
         ("case-sensitive = true", "replica_config.case_sensitive is not supported"),

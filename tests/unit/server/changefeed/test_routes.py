@@ -1,0 +1,250 @@
+"""Routes: which names a target has of which tables, and that two tables never have one."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.capture.catalog import FeedCatalog, Terms
+from server.capture.creation import NewChangefeed, TableSelection, eligible
+from server.capture.source.mysql import mysql_table
+from server.changefeed.filter import TableFilter
+from server.changefeed.history import History, SchemaChange
+from server.changefeed.routes import (
+    NAME_CHARACTERS_MAX,
+    RULES_MAX,
+    RouteRuleError,
+    RouteRules,
+    TableRouteConflictError,
+)
+from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
+from server.puller.source import TableChange
+from storage.mysql.schema import Column, Table, Type
+
+SOURCE: Any = SimpleNamespace(table=lambda record, _before=None: mysql_table(record))
+START = 1
+
+
+def record(name: str, number: int = 7, schema: str = "shop") -> TableRecord:
+    columns = (Column(name="id", type=Type.LONG, nullable=False, id=1),)
+    return TableRecord(schema, Table(number, name, columns, ("id",)).to_doc())
+
+
+def target(name: str, *rules: str, schema: str = "shop") -> str:
+    return ".".join(RouteRules(rules).of(record(name, schema=schema)).target)
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ((), "shop.orders"),
+        (("crm.*=lake.{table}",), "shop.orders"),
+        (("shop.*=lake.{schema}_{table}",), "lake.shop_orders"),
+        (("shop.*={schema}.o", "shop.orders=x.y"), "shop.o"),
+        (("shop.orders = x . y.z ",), "x.y.z"),
+        (('"shop"."orders"={table}.{schema}',), "orders.shop"),
+        (("/^(shop|a=b)$/.*=l.{table}",), "l.orders"),
+    ],
+)
+def test_the_first_rule_about_a_table_gives_its_name(rules: tuple[str, ...], expected: str) -> None:
+    assert target("orders", *rules) == expected
+
+
+def test_names_that_look_like_placeholders_are_names() -> None:
+    assert target("{schema}", "*.*=l.{table}_{schema}") == "l.{schema}_shop"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "shop.*",
+        "shop.*=",
+        "shop.*=lake",
+        "shop.*=.x",
+        "shop.*=x.",
+        "!shop.*=a.b",
+        "a.b={x}.{table}",
+    ],
+)
+def test_rules_of_another_form_are_refused(rule: str) -> None:
+    with pytest.raises(RouteRuleError, match="the route"):
+        RouteRules([rule])
+
+
+def test_too_many_rules_and_names_that_cannot_be_parted_are_refused() -> None:
+    with pytest.raises(RouteRuleError, match="at most"):
+        RouteRules(["a.b=c.d"] * (RULES_MAX + 1))
+    with pytest.raises(RouteRuleError, match="has a dot"):
+        target("t", "*.*={table}.{schema}", schema="s") and target("x.y", "*.*={table}.{schema}")
+    with pytest.raises(RouteRuleError, match="characters"):
+        target("t" * NAME_CHARACTERS_MAX, "*.*=l.{schema}_{table}")
+
+
+def chosen(*records: TableRecord, rules: tuple[str, ...], lake: str = "") -> TableSelection:
+    terms = Terms("f", TableFilter(["*.*"]), target=lake, routes=RouteRules(rules))
+    return eligible(SOURCE, records, terms)
+
+
+def test_two_tables_into_one_are_refused_before_anything_is_made() -> None:
+    one, other = record("t", 7, "a"), record("t", 8, "b")
+    assert [
+        each.target for each in chosen(one, other, rules=("*.*=l.{schema}_{table}",)).tables
+    ] == [
+        ("l", "a_t"),
+        ("l", "b_t"),
+    ]
+    with pytest.raises(TableRouteConflictError, match=r"a\.t and b\.t would both be l\.t"):
+        chosen(one, other, rules=("*.*=l.{table}",))
+    with pytest.raises(TableRouteConflictError, match=r"a\.t and b\.t would both be a\.t"):
+        chosen(one, other, rules=("b.t=a.t",))
+    with pytest.raises(TableIneligibleError, match="for one name"):
+        chosen(one, other, rules=("a.t=l.T", "b.t=l.t"), lake="mysql")
+    with pytest.raises(RouteRuleError, match=r"'c\.\*=l\.x' decides of no table"):
+        chosen(one, rules=("*.*=l.{table}", "c.*=l.x"))
+
+
+def test_a_target_holds_the_names_that_it_gets() -> None:
+    with pytest.raises(TableIneligibleError, match="cannot hold the table l"):
+        chosen(record("t"), rules=(f"*.*=l.{'x' * 64}",), lake="postgresql")
+    chosen(record("t" * 64), rules=("*.*=l.t",), lake="postgresql")
+
+
+def test_a_topic_takes_no_routes_as_its_statements_have_the_sources_names() -> None:
+    new = NewChangefeed(
+        id="f", sink_uri="kafka://h:9092/t?protocol=canal-json", rules=["*.*"], routes=["a.b=c.d"]
+    )
+    with pytest.raises(RouteRuleError, match="a topic takes no --route"):
+        new.records()
+
+
+async def _saved(_: SchemaChange) -> None: ...
+
+
+def catalog(rules: tuple[str, ...], *changes: SchemaChange) -> FeedCatalog:
+    terms = Terms("f", TableFilter(["*.*"]), routes=RouteRules(rules))
+    return FeedCatalog(terms, SOURCE, History(changes), START, _saved)
+
+
+def taken(feed: FeedCatalog, each: TableRecord) -> SourceTable:
+    table = feed.table(each)
+    assert table is not None
+    return table
+
+
+def routed(rules: tuple[str, ...], *records: TableRecord) -> SchemaChange:
+    return SchemaChange(START, tables=tuple(map(RouteRules(rules).of, records)))
+
+
+async def test_readers_see_a_table_under_its_name_in_the_target_through_ddls() -> None:
+    rules = ("a.*=b.{table}", "b.*=a.{table}")
+    one, two = record("t", 7, "a"), record("t", 8, "b")
+    feed = catalog(rules, routed(rules, one, two))
+    assert {each.name: each.span.table_id for each in feed.versions.at(START)} == {
+        "b.t": 7,
+        "a.t": 8,
+    }
+    assert {each.name for each in feed.tables} == {"a.t", "b.t"}
+    await feed.change(TableChange(2, "drop", dropped=("a.t",)))
+    await feed.change(TableChange(3, "truncate", truncated=("b.t",)))
+    new = taken(feed, record("u", 8, "b"))
+    await feed.change(TableChange(4, "rename", (new,), dropped=("b.t",)))
+    moved = taken(feed, record("u", 8, "c"))
+    await feed.change(TableChange(5, "rename", (moved,), dropped=("b.u",)))
+    for each in (feed, catalog(rules, *feed.history)):
+        drop, truncate, rename, move = each.versions.ddls(2)
+        assert (drop.dropped, truncate.truncated) == (("b.t",), ("a.t",))
+        assert (rename.renamed, move.renamed) == ((("a.t", "a.u"),), (("a.u", "c.u"),))
+        assert {version.name for version in each.versions.at(5)} == {"c.u"}
+    found = feed.named("c.u")
+    assert found is not None
+    assert feed.named("b.t") is None
+    assert feed.source_names(["a.u", "c.u"], 5) == ("b.u", "c.u")
+
+
+async def test_a_ddl_that_brings_two_tables_into_one_is_refused_and_changes_nothing() -> None:
+    rules = ("*.*=l.{table}",)
+    feed = catalog(rules, routed(rules, record("t", 7, "a"), record("u", 9, "a")))
+    other = taken(feed, record("t", 8, "b"))
+    with pytest.raises(TableRouteConflictError, match=r"a\.t and b\.t"):
+        await feed.change(TableChange(2, "create", (other,)))
+    with pytest.raises(TableRouteConflictError, match=r"b\.t comes as a\.t goes"):
+        await feed.change(TableChange(2, "rename", (other,), dropped=("a.t",)))
+    assert not feed.versions.ddls(2)
+    swapped = [taken(feed, record(name, number, "a")) for name, number in (("u", 7), ("t", 9))]
+    await feed.change(TableChange(3, "swap", tuple(swapped), dropped=("a.t", "a.u")))
+    [swap] = feed.versions.ddls(2)
+    assert set(swap.renamed) == {("l.t", "l.u"), ("l.u", "l.t")}
+
+
+NAMES = [("a", "t"), ("a", "u"), ("b", "t"), ("b", "u")]
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["drop", "create", "rename", "truncate", "swap"]), *[
+        st.sampled_from(NAMES)
+    ] * 2),
+    max_size=12,
+)  # fmt: skip
+
+
+async def run(rules: tuple[str, ...], steps: list[Any]) -> FeedCatalog:
+    """What a server does to its tables, as a changefeed with these routes follows it."""
+    numbers = {NAMES[0]: 7, NAMES[2]: 8}
+    start = [record(name, number, schema) for (schema, name), number in numbers.items()]
+    feed, free = catalog(rules, routed(rules, *start)), 9
+    for ts, (kind, one, other) in enumerate(steps, 2):
+        dotted, brought = tuple(map(".".join, (one, other))), []
+        if kind == "create" and one not in numbers:
+            numbers[one], free = free, free + 1
+            brought = [one]
+            change = TableChange(ts, kind)
+        elif one not in numbers:
+            continue
+        elif kind == "drop":
+            del numbers[one]
+            change = TableChange(ts, kind, dropped=dotted[:1])
+        elif kind == "truncate":
+            change = TableChange(ts, kind, truncated=dotted[:1])
+        elif kind == "rename" and other not in numbers:
+            numbers[other] = numbers.pop(one)
+            brought = [other]
+            change = TableChange(ts, kind, dropped=dotted[:1])
+        elif kind == "swap" and other in numbers and one != other:
+            numbers[one], numbers[other] = numbers[other], numbers[one]
+            brought = [one, other]
+            change = TableChange(ts, kind, dropped=dotted)
+        else:
+            continue
+        tables = tuple(
+            taken(feed, record(name, numbers[schema, name], schema)) for schema, name in brought
+        )
+        await feed.change(TableChange(ts, kind, tables, change.dropped, change.truncated))
+    return feed
+
+
+@given(steps=STEPS)
+async def test_readers_of_routes_see_what_others_see_by_other_names(steps: list[Any]) -> None:
+    """Names that change places with others are the hardest: each is also a name of the source."""
+    plain = await run((), steps)
+    rules = ("a.*=b.{table}", "b.*=a.{table}")
+    feed = await run(rules, steps)
+    for each in (feed, catalog(rules, *feed.history)):
+        assert list(map(_mirrored, plain.versions.ddls(START))) == each.versions.ddls(START)
+        for ts in range(START, len(steps) + 2):
+            ours = {version.name: version.span for version in each.versions.at(ts)}
+            theirs = {_other(version.name): version.span for version in plain.versions.at(ts)}
+            assert ours == theirs
+
+
+def _other(name: str) -> str:
+    schema, _, table = name.partition(".")
+    return f"{'b' if schema == 'a' else 'a'}.{table}"
+
+
+def _mirrored(ddl: Any) -> Any:
+    members = {
+        member: tuple(map(_other, getattr(ddl, member)))
+        for member in ("tables", "dropped", "truncated")
+    }
+    renamed = tuple((_other(old), _other(new)) for old, new in ddl.renamed)
+    return type(ddl)(ddl.ts, ddl.query, **members, renamed=renamed)
