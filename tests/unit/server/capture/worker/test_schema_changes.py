@@ -4,6 +4,8 @@ and each only its own.
 
 import asyncio
 import json
+from dataclasses import replace
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,13 +14,16 @@ from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.worker import wire
 from server.capture.worker.combined import changes_by_worker
+from server.changefeed.routes import NO_ROUTES, RouteRules
 from tests.unit.server.capture.upstream import (
+    NAMES,
     START,
     STATEMENTS,
     Database,
     FakeSource,
     Metadata,
     evolved,
+    record,
 )
 
 
@@ -38,16 +43,40 @@ def shown(catalog, ts):
     return {(table.name, table.span.table_id, table.mounter.columns) for table in catalog.at(ts)}
 
 
+ROTATED = RouteRules([f"s.{one}=s.{other}" for one, other in pairwise([*NAMES, NAMES[0]])])
+"""Each name in the target is also one of the source."""
+
+
+def routed(change, routes):
+    tables = tuple(FakeSource().table(routes.of(table.record)) for table in change.tables)
+    return replace(change, tables=tables)
+
+
+def _names(change):
+    return [name.removeprefix("s.") for name in (*change.dropped, *change.truncated)]
+
+
+def readers_see(catalog, ts):
+    return {(version.name, version.span.table_id) for version in catalog.versions.at(ts)}
+
+
 @settings(deadline=None, max_examples=80)
-@given(STATEMENTS, st.lists(st.integers(0, 2), min_size=20, max_size=20), st.integers(0, 12))
-def test_the_shares_together_have_the_tables_of_the_whole(statements, owners, known):
+@given(
+    STATEMENTS,
+    st.lists(st.integers(0, 2), min_size=20, max_size=20),
+    st.integers(0, 12),
+    st.sampled_from([NO_ROUTES, ROTATED]),
+)
+def test_the_shares_together_have_the_tables_of_the_whole(statements, owners, known, routes):
     def owner(span):
         return owners[span.table_id % len(owners)]
 
     async def run():
         database = evolved(statements)
-        metadata = Metadata()
-        await metadata.begin(Database())
+        database.changes = [routed(change, routes) for change in database.changes]
+        metadata, began_with = Metadata(), Database()
+        began_with.tables = {name: routes.of(each) for name, each in began_with.tables.items()}
+        await metadata.begin(began_with)
         whole = await metadata.catalog(START, rules=("*.*",))
         began = whole.tables
         for change in database.changes[:known]:
@@ -64,11 +93,15 @@ def test_the_shares_together_have_the_tables_of_the_whole(statements, owners, kn
         for change in database.changes[known:]:
             await whole.change(change)
             [ddl] = whole.versions.ddls(change.commit_ts)
+            gone = {".".join(routes.of(record(name, 0)).target) for name in _names(change)}
+            assert {*ddl.dropped, *ddl.truncated} <= gone
             for worker, part in changes_by_worker(whole, ddl, owner).items():
                 message = pb.ShareChange.FromString(wire.change_message(part).SerializeToString())
                 for _ in range(2):
                     await shares[worker].change(wire.change_of(message, FakeSource()))
         for ts in range(START, database.ts + 11, 10):
+            seen = [readers_see(share, ts) for share in shares.values()]
+            assert set().union(*seen) == readers_see(whole, ts)
             parts = [shown(share, ts) for share in shares.values()]
             assert set().union(*parts) == shown(whole, ts)
             assert sum(map(len, parts)) == len(shown(whole, ts))
