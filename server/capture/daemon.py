@@ -4,7 +4,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from server.dump.service import DumpService
 from server.puller.source import SourceContext
 from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds
-from server.puller.tikv.puller import StuckLocks
+from server.puller.tikv.puller import StuckLocks, TablePuller
 from server.rpc.access_guard import guarded
 from server.rpc.access_list import Access, opened
 from server.rpc.client import metadata_at
@@ -149,81 +149,139 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
         AccessFileError, TokenFileError: such a file cannot be used.
         ChildFailedError: a worker process could not start.
     """
-    directory = _directory(config)
-    known = opened(config.access_file)
-    readers = config.readers()
-    with lock(directory) as identity, tracing.sending("tidemark-capture", _log.warning):
-        # Sorted rows are a cache of the upstream: what an earlier process left belongs to a run
-        # that has ended.
-        shutil.rmtree(directory / "sorter", ignore_errors=True)
+    clients, readers = opened(config.access_file), config.readers()
+    with (
+        lock(_directory(config)) as identity,
+        tracing.sending("tidemark-capture", _log.warning),
+    ):
         async with (
-            PdClient.open(config.coordinator, security) as pd,
-            metadata_at(config.coordinator, security) as meta,
-            KvClient.open(pd, security) as kv,
-            EventFeeds.open(pd.cluster_id, security, config.stream_silence_seconds) as feeds,
-            AsyncExitStack() as parts,
+            _upstream(config, security) as context,
+            _member(config, security, identity, context) as member,
         ):
-            context = SourceContext(
-                pd,
-                feeds,
-                kv,
-                meta,
-                security,
-                stream_silence_s=config.stream_silence_seconds,
-            )
-            resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
-            own = await parts.enter_async_context(_worker_processes(config, security, directory))
-            forwarding = parts.enter_context(_executor(_FORWARDING_THREADS, "forwarding"))
-            host = await parts.enter_async_context(_hosting(directory, resources))
-            share_sources = sources(host_context(context))
-            access, fence = _peer_access(config, security), Fence()
-            peers = Peers(
-                identity,
-                directory,
-                access,
-                parts.enter_context(_executor(_ASKING_THREADS, "workers")),
-                lambda: fence.revision,
-                own or (LocalWorker(identity, host, share_sources),),
-            )
-            maintainers = _maintainers(identity, context, fence, peers, resources)
-            membership = Membership(meta, identity, maintainers, fence)
-            router = Router(maintainers, membership, access)
-            changefeeds = ChangefeedService(maintainers, router)
-            captures = CaptureService(
-                maintainers.owner, membership, Blockers(maintainers), router, peers.leave_out
-            )
-            dumps = DumpService(meta)
-            shares = WorkerService(host, share_sources, membership.check_term)
-            services = _guarded(known, changefeeds, dumps, captures, shares)
-            server = _rpc_server(security, services)
-            console = Console(
-                Api(identity, services["ChangefeedService"], services["CaptureService"], pd, known),
-                Services(changefeeds, captures, dumps),
-                explained_by(pd, security),
-                known,
-            )
-            server.serve_http1(console.answer)
-            locks = StuckLocks(pd, kv, lambda: [*maintainers.pullers(), *host.pullers()])
             rows = serving_flight(
-                CaptureFeeds(
-                    maintainers,
-                    ShareFeeds(host),
-                    peers.is_own,
-                    FlightForwarder(router, access, asyncio.get_running_loop(), forwarding),
-                ),
+                member.flight_feeds,
                 config.flight_addr,
                 config.advertise_flight_addr,
                 security,
                 readers,
             )
+            server = _served(member, context, security, clients)
             async with rows as flight, server.listen(config.addr) as bound:
-                run = membership.run(
+                run = member.membership.run(
                     config.advertise_addr or bound, config.advertise_flight_addr or flight.bound
                 )
-                sharing = peers.run(membership.sharing)
-                async with beside(run, locks.run(), _shown(maintainers), sharing):
-                    await membership.settled.wait()
+                sharing = member.peers.run(member.membership.sharing)
+                locks = StuckLocks(context.pd, context.kv, member.pullers)
+                async with beside(run, locks.run(), _shown(member.maintainers), sharing):
+                    await member.membership.settled.wait()
                     yield {"capture": bound, "flight": flight.bound}
+
+
+@asynccontextmanager
+async def _upstream(
+    config: CaptureConfig, security: SecurityConfig
+) -> AsyncIterator[SourceContext]:
+    """Connections to coordinator, metadata and stores, as sources of changefeeds need them."""
+    async with (
+        PdClient.open(config.coordinator, security) as pd,
+        metadata_at(config.coordinator, security) as meta,
+        KvClient.open(pd, security) as kv,
+        EventFeeds.open(pd.cluster_id, security, config.stream_silence_seconds) as feeds,
+    ):
+        yield SourceContext(
+            pd, feeds, kv, meta, security, stream_silence_s=config.stream_silence_seconds
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """This capture as one of a cluster: what it runs, and how it reaches the others."""
+
+    identity: str
+    host: Host
+    peers: Peers
+    maintainers: Maintainers
+    membership: Membership
+    router: Router
+    flight_feeds: CaptureFeeds
+
+    def pullers(self) -> list[TablePuller]:
+        """Of its own changefeeds, and of the shares that it has of others."""
+        return [*self.maintainers.pullers(), *self.host.pullers()]
+
+
+@asynccontextmanager
+async def _member(
+    config: CaptureConfig, security: SecurityConfig, identity: str, context: SourceContext
+) -> AsyncIterator[_Member]:
+    """What a capture has before it listens."""
+    directory, meta = _directory(config), context.meta
+    assert meta is not None, "a capture has the metadata"
+    # Sorted rows are a cache of the upstream: what an earlier process left belongs to a run that
+    # has ended.
+    shutil.rmtree(directory / "sorter", ignore_errors=True)
+    resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
+    access, fence = _peer_access(config, security), Fence()
+    async with _worker_processes(config, security, directory) as own:
+        with (
+            _executor(_FORWARDING_THREADS, "forwarding") as forwarding,
+            _executor(_ASKING_THREADS, "workers") as asking,
+        ):
+            async with _hosting(directory, resources) as host:
+                peers = Peers(
+                    identity,
+                    directory,
+                    access,
+                    asking,
+                    lambda: fence.revision,
+                    own or (LocalWorker(identity, host, sources(host_context(context))),),
+                )
+                maintainers = _maintainers(identity, context, fence, peers, resources)
+                membership = Membership(meta, identity, maintainers, fence)
+                router = Router(maintainers, membership, access)
+                elsewhere = FlightForwarder(router, access, asyncio.get_running_loop(), forwarding)
+                yield _Member(
+                    identity=identity,
+                    host=host,
+                    peers=peers,
+                    maintainers=maintainers,
+                    membership=membership,
+                    router=router,
+                    flight_feeds=CaptureFeeds(
+                        maintainers, ShareFeeds(host), peers.is_own, elsewhere
+                    ),
+                )
+
+
+def _served(
+    member: _Member, context: SourceContext, security: SecurityConfig, clients: Access
+) -> RpcServer:
+    """The gRPC server with a capture's services, and its console and HTTP API on the same port."""
+    assert context.meta is not None, "a capture has the metadata"
+    maintainers, membership, router = member.maintainers, member.membership, member.router
+    changefeeds = ChangefeedService(maintainers, router)
+    captures = CaptureService(
+        maintainers.owner, membership, Blockers(maintainers), router, member.peers.leave_out
+    )
+    dumps = DumpService(context.meta)
+    shares = WorkerService(member.host, sources(host_context(context)), membership.check_term)
+    services = _guarded(clients, changefeeds, dumps, captures, shares)
+    server = _rpc_server(security, services)
+    api = Api(
+        member.identity,
+        services["ChangefeedService"],
+        services["CaptureService"],
+        context.pd,
+        clients,
+    )
+    console = Console(
+        api,
+        Services(changefeeds, captures, dumps),
+        explained_by(context.pd, security),
+        clients,
+    )
+    server.serve_http1(console.answer)
+    return server
 
 
 _SERVICES: Final = {
@@ -238,7 +296,7 @@ _SERVICES: Final = {
 
 
 def _guarded(
-    known: Access,
+    clients: Access,
     changefeeds: ChangefeedService,
     dumps: DumpService,
     captures: CaptureService,
@@ -247,7 +305,7 @@ def _guarded(
     """The services of a capture by name, each behind the check of who calls."""
     servicers = (changefeeds, dumps, captures, shares)
     return {
-        name: guarded(service, servicer, known)
+        name: guarded(service, servicer, clients)
         for (name, service), servicer in zip(_SERVICES.items(), servicers, strict=True)
     }
 
