@@ -176,7 +176,7 @@ sim-cluster: setup ## Simulate whole clusters by their seeds: SEED=7 tells one, 
 	PYTHONHASHSEED=0 PYTHONPATH=.:proto/gen:sink/spark $(BIN)/python -W ignore -m tests.sim.whole --seed $(SEED) --seeds $(SEEDS) $(if $(filter 1,$(SEEDS)),--explain)
 
 .PHONY: chaos
-chaos: setup jars readers ## A whole cluster of real processes under faults by SEED=7; ARGS="--minutes 10 --faults kill,stop,net,disk,clock"
+chaos: setup jars readers ## A whole cluster of real processes under faults by SEED=7; ARGS="--minutes 10 --faults kill,outage,stop,net,disk,clock"
 	$(BIN)/python -m tests.e2e.chaos --seed $(SEED) $(ARGS)
 
 .PHONY: test-integration

@@ -41,4 +41,5 @@ LAG_SECONDS = Histogram(
 EASE = Gauge(
     "tidemark_dump_ease_ratio",
     "How hard the dump reads; less than 1 as it gives way to the log's lag",
+    ["changefeed"],
 )

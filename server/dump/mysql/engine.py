@@ -90,7 +90,7 @@ class DumpEngine:
         self._paces: dict[int, Pace] = {}
         self._refusals = Refusals()
         self._saver = ProgressSaver(changefeed, records, listener)
-        self._watermarks = WatermarkWriter(listener, self._commit, self._wait)
+        self._watermarks = WatermarkWriter(changefeed, listener, self._commit, self._wait)
         self._looked_at = 0.0
         self._last_round = LastRound()
         self._xa_wait = XaWait()
@@ -114,6 +114,7 @@ class DumpEngine:
         finally:
             self._listener.on_news = lambda: None
             metrics.READING_AGAIN.remove(self._changefeed)
+            metrics.EASE.remove(self._changefeed)
             self._threads.close()
 
     async def _rounds(self) -> None:

@@ -74,11 +74,13 @@ class WatermarkWriter:
 
     def __init__(
         self,
+        changefeed: str,
         listener: DumpListener,
         commit: Callable[[str, int], Awaitable[None]],
         wait: Callable[[float], Awaitable[None]],
     ) -> None:
         self.guard = LagGuard()
+        self._changefeed = changefeed
         self._listener = listener
         self._commit = commit
         self._wait = wait
@@ -98,7 +100,7 @@ class WatermarkWriter:
         the log must pass the rounds first.
         """
         self._busy(self._listener.lags().values())
-        metrics.EASE.set(self.guard.ease)
+        metrics.EASE.labels(self._changefeed).set(self.guard.ease)
         while self.guard.quiet_wanted(time.monotonic()):
             if self._listener.rounds:
                 return False

@@ -2,6 +2,8 @@
 and what comes with the lag of somebody else.
 """
 
+from prometheus_client import REGISTRY
+
 from server.dump.mysql.listener import DumpListener
 from server.dump.mysql.pace import QUIET_FIRST
 from server.dump.mysql.watermarks import WatermarkWriter
@@ -13,9 +15,9 @@ Values = dict[str, object]
 class Log:
     """Passes each mark when it is waited for; some of them never."""
 
-    def __init__(self, *, lost: bool = False) -> None:
+    def __init__(self, *, lost: bool = False, changefeed: str = "feed") -> None:
         self.listener = DumpListener("feed", [])
-        self.marks = WatermarkWriter(self.listener, self.commit, self.wait)
+        self.marks = WatermarkWriter(changefeed, self.listener, self.commit, self.wait)
         self.lost = lost
         self.waiting: list[str] = []
 
@@ -45,6 +47,18 @@ async def test_what_is_usual_is_measured_before_anything_is_read() -> None:
     assert log.marks.guard.limit_s < 0.5
 
 
+async def test_how_hard_a_dump_reads_is_told_of_each_changefeed() -> None:
+    for changefeed, ease in (("one", 0.25), ("two", 1.0)):
+        log = Log(changefeed=changefeed)
+        log.marks.guard.ease = ease
+        await log.marks.looked()
+    told = [
+        REGISTRY.get_sample_value("tidemark_dump_ease_ratio", {"changefeed": changefeed})
+        for changefeed in ("one", "two")
+    ]
+    assert told == [0.25, 1.0]
+
+
 async def test_a_round_that_the_log_passes_meanwhile_is_not_taken_for_the_usual_lag() -> None:
     log = Log()
     log.listener.expect("of a round")
@@ -66,7 +80,7 @@ async def test_rounds_under_way_are_waited_for_and_refused_marks_are_forgotten()
     async def refuse(unique_identifier: str, kind: int) -> None:
         raise MySqlUnavailableError(f"{unique_identifier} {kind}")
 
-    marks = WatermarkWriter(log.listener, refuse, log.wait)
+    marks = WatermarkWriter("feed", log.listener, refuse, log.wait)
     try:
         await marks.write("x", 1)
     except MySqlUnavailableError:
