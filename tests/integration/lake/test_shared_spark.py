@@ -59,9 +59,9 @@ def test_the_application_closes_the_gateway_of_a_changefeed_that_is_gone(spark):
 
 def test_jobs_share_a_jvm_and_nothing_else(spark, postgres, tmp_path):
     targets = {
-        "delta": f"delta://{tmp_path}/delta",
+        "delta": f"delta://{tmp_path}/delta?write=spark",
         "delta2": f"delta://{tmp_path}/delta2?mode=scd2",
-        "iceberg": f"iceberg://{tmp_path}/iceberg",
+        "iceberg": f"iceberg://{tmp_path}/iceberg?write=spark",
         "parquet": f"parquet://{tmp_path}/parquet",
         "postgres": postgres.create("shared"),
     }

@@ -11,6 +11,7 @@ from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.lake import cut_tasks
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
+from pyspark_tidemark.lake.failure import named
 from pyspark_tidemark.lake.opening import open_target, opened_manifest
 from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.reading import as_of_cut
@@ -102,6 +103,40 @@ def test_a_lake_that_tasks_write_is_the_one_that_the_driver_writes(
     assert jobs_of(spark) == jobs + len(CUTS) - 1, "one Spark job a cut"
     for ts in (CUTS[1], CUTS[-1]):
         assert by_tasks.rows(spark, ts) == by_driver.rows(spark, ts)
+
+
+@pytest.mark.parametrize(
+    "lake", ["delta?mode=upsert", "iceberg?mode=upsert", "parquet?mode=append"]
+)
+def test_a_job_that_dies_when_its_tasks_have_written_begins_the_cut_anew(
+    spark, captures, tmp_path, monkeypatch, lake
+):
+    by_driver = Job(spark, captures, tmp_path / "driver", lake, "driver")
+    told = brought(by_driver.apply(*CUTS[:2]))
+    by_tasks = Job(spark, captures, tmp_path / "tasks", lake, "spark")
+
+    def dying(session, writers):
+        cut_tasks.write_by_tasks(session, writers)
+        raise KeyboardInterrupt
+
+    for end_ts in CUTS[:2]:
+        with monkeypatch.context() as patch:
+            patch.setattr("pyspark_tidemark.lake.cut.write_by_tasks", dying)
+            with pytest.raises(KeyboardInterrupt):
+                by_tasks.apply(end_ts)
+        cuts = by_tasks.apply(end_ts)
+    assert brought(cuts) == told
+    assert by_tasks.rows(spark) == by_driver.rows(spark)
+
+
+def test_an_error_of_a_task_keeps_its_code_and_names_the_table(spark, captures, upstream, tmp_path):
+    upstream.accounts.rows[-1]["id"] = None
+    job = Job(spark, captures, tmp_path, "delta?mode=upsert", "spark")
+    with pytest.raises(Exception, match="ErrKeyValueUnsupported") as refused:
+        job.apply(*CUTS)
+    error = named(refused.value)
+    assert (error.code, error.retryable) == ("ErrKeyValueUnsupported", False)
+    assert error.message.startswith("bank.accounts: a row's key column id is null")
 
 
 def test_slices_of_a_large_changelog_are_files_of_several_tasks(

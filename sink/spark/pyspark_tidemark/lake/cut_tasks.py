@@ -154,7 +154,8 @@ def _written(group: Iterable[Share]) -> Iterator[tuple[str, Part]]:
         try:
             yield share.table, share.writer.write(share.changes)
         except SourceError as err:
-            raise in_table(err, share.table) from err
+            # Of a task's traceback the driver reads the first code, so there must be one only.
+            raise in_table(err, share.table) from None
 
 
 def _together(parts: Sequence[Part]) -> ByTasks:

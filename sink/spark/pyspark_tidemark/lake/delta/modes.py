@@ -62,6 +62,11 @@ MOST_SEARCHED_BYTES = 128 << 20
 there are no deletion vectors; more is work for executors.
 """
 
+MOST_SENT_FILES = 20_000
+"""Up to so many files of a table are described to a task, in about a KB each: Spark takes 128 MiB
+in a message.
+"""
+
 
 class Writer(Protocol):
     """Writes cuts in one mode; each call returns whether the table has more files than before."""
@@ -130,7 +135,7 @@ class Upsert:
             begun = self._tables.begin(changes, lake_schema(changes.table))
             return None if begun is None else UpsertWriter(begun, is_new=True)
         listing = self._tables.listing(changes.table.name)
-        if listing is None or not listing.layout.vectors:
+        if listing is None or not listing.layout.vectors or len(listing.files) > MOST_SENT_FILES:
             return None
         return UpsertWriter(listing, is_new=changes.emptied)
 
