@@ -18,6 +18,7 @@ from server.changefeed.columns import ALL_COLUMNS, ColumnRules
 from server.changefeed.filter import (
     NO_EVENT_FILTERS,
     AllFilters,
+    DdlNotIgnorableError,
     EventFilters,
     Filter,
     check_conditions,
@@ -336,7 +337,8 @@ class FeedCatalog:
         # newest one are in the history, or did not concern this changefeed then either.
         if change.commit_ts <= self._newest_ts:
             return
-        taken = self._concerning(replace(change, query=shortened(change.query)))
+        taken = self._concerning(self._without_ignored(change))
+        taken = replace(taken, query=shortened(taken.query))
         if not (taken.tables or taken.dropped or taken.truncated):
             return
         stored = SchemaChange(
@@ -417,6 +419,42 @@ class FeedCatalog:
         }
         for key in self._tables.keys() - kept_versions:
             del self._tables[key]
+
+    def _without_ignored(self, change: TableChange) -> TableChange:
+        """The change without what event filters ignore of it.
+
+        Raises:
+            DdlNotIgnorableError: they ask for what cannot be ignored.
+        """
+        events = self._terms.events
+        if not events.ignores_ddl:
+            return change
+        before = {each.name: each for each in self.tables}
+        made = {each.name for each in change.tables}
+        for table in change.tables:
+            asked = events.ignored_statement(table.record, change.query)
+            taken = self.wants(table.record.schema_name, table.record.table_name)
+            if asked and taken and not _reads_alike(before.get(table.name), table):
+                raise _not_ignorable(change, table.name, asked, "makes it, or changes its columns")
+        truncated = []
+        for name in change.truncated:
+            # CREATE OR REPLACE makes another table, whose rows cannot follow those of the former.
+            asked = (
+                events.ignored_truncate(before[name].record, change.query)
+                if name in before and name not in made
+                else None
+            )
+            if asked is None:
+                truncated.append(name)
+                continue
+            _log.warning(
+                "rows of a truncated table stay in the target",
+                changefeed=self._terms.changefeed,
+                table=name,
+                commit_ts=change.commit_ts,
+                reason=asked,
+            )
+        return replace(change, truncated=tuple(truncated))
 
     def _concerning(self, change: TableChange) -> TableChange:
         """The part of a change that concerns the changefeed."""
@@ -501,3 +539,20 @@ class FeedCatalog:
         self._tables[table.target_name, from_ts] = table
         if table.target_name != table.name:
             self._routed[table.name] = table.target_name
+
+
+def _reads_alike(before: SourceTable | None, table: SourceTable) -> bool:
+    """Whether readers cannot tell the two versions of a table apart."""
+    if before is None or (before.name, before.span) != (table.name, table.span):
+        return False
+    one, other = before.mounter, table.mounter
+    same_columns: bool = one.schema.equals(other.schema, check_metadata=True)
+    return same_columns and one.key_columns == other.key_columns
+
+
+def _not_ignorable(change: TableChange, name: str, asked: str, why: str) -> DdlNotIgnorableError:
+    return DdlNotIgnorableError(
+        f"{shortened(change.query)!r} at {change.commit_ts} is to be ignored for {name}, by {asked} "
+        f"of an event filter, but {why}: rows behind it would not fit. Undo it, or create another "
+        "changefeed, whose filters do not match it or leave the table out"
+    )

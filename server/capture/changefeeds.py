@@ -35,7 +35,7 @@ from server.capture.records import ChangefeedRecord
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import ChangefeedSafePoints
 from server.capture.update import ChangefeedUpdate, FilterPlan, FilterUpdates, plan_filter
-from server.changefeed.filter import EventFilters, check_rereads
+from server.changefeed.filter import EventFilters, check_ddl, check_rereads
 from server.changefeed.history import SchemaChange, by_id
 from server.changefeed.info import (
     ChangefeedInfo,
@@ -429,6 +429,7 @@ class Changefeeds:
         await self._check_audit(audit_s, sink_uri, info.source_uri, ignores_events=ignores_events)
         source_uri = with_option(info.source_uri, ON_UNCLEAR_DDL, update.on_unclear_ddl)
         check_rereads(EventFilters(info.event_filters), source_uri)
+        check_ddl(EventFilters(info.event_filters), source_uri, sink_uri)
         retention = info.retention if update.retention is None else update.retention
         reader_ttl_s = info.reader_ttl_s if update.reader_ttl_s is None else update.reader_ttl_s
         return replace(

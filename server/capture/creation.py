@@ -27,6 +27,7 @@ from server.changefeed.filter import (
     EventFilters,
     TableFilter,
     check_conditions,
+    check_ddl,
     check_rereads,
     exact_rules,
     filter_of,
@@ -120,6 +121,7 @@ class NewChangefeed:
                 "them out would alter others: a topic takes no --route"
             )
         check_rereads(EventFilters(self.event_filters), self.source_uri)
+        check_ddl(EventFilters(self.event_filters), self.source_uri, self.sink_uri)
         if takes_keyless(self.source_uri) and not keeps_changes(self.sink_uri):
             raise ParameterError(
                 "--force-replicate takes tables without a key, of which only changes are known, and "

@@ -275,6 +275,7 @@ def _event_filter(message: pb.EventFilter) -> EventFilter:
         message.ignore_update_old_value_expr,
         message.ignore_delete_value_expr,
         tuple(message.ignore_update_only_columns),
+        tuple(message.ignore_sql),
     )
 
 

@@ -17,7 +17,8 @@ dialect TiDB's filters have; and each part of a name with `*` is looked for once
 
     [[filter.event-filters]]
     matcher = ["shop.*"]                          # rules of a table filter
-    ignore-event = ["delete"]                     # insert, update, delete, all dml
+    ignore-event = ["delete"]                     # insert, update, delete, all dml; DDL: below
+    ignore-sql = ["^drop", "^truncate"]           # regular expressions over the text of DDL
     ignore-insert-value-expr = "status = 'draft'" # see sink.row_filter
     ignore-update-new-value-expr = "…"
     ignore-update-old-value-expr = "…"
@@ -26,7 +27,14 @@ dialect TiDB's filters have; and each part of a name with `*` is looked for once
 
 All event filters that match a table count. A filter that matches no table, and a condition about a
 column that is not there, are refused at the creation: they would let through what they were to
-leave out. Schema changes are always carried out: the rows above them would not fit otherwise.
+leave out.
+
+**DDL.** What changes a table's columns, key or name is never ignored: the rows above it would not
+fit. Its names in `ignore-event` are refused, and the changefeed stops at a statement that
+`ignore-sql` has matched. What can be ignored: TRUNCATE TABLE of MySQL and MariaDB, whose rows stay
+in the target then; DROP, at which the target keeps the table anyway, unless its URI says
+`on-drop=drop`, which is refused beside; and what no reader hears of, such as indexes. TiDB's
+TRUNCATE makes another table, so it cannot be ignored.
 """
 
 import re
@@ -48,11 +56,29 @@ RULES_MAX: Final = 1024
 RULE_CHARACTERS_MAX: Final = 1024
 FILTERS_MAX: Final = 256
 ALL_DML: Final = "all dml"
-_DDL: Final = (
-    "schema changes are always carried out, as the rows above them would not fit otherwise"
+TRUNCATE_TABLE: Final = "truncate table"
+DROPS: Final = frozenset({"drop table", "drop database", "drop schema"})
+UNHEARD: Final = frozenset(
+    {
+        *("add index", "create index", "drop index", "rename index", "alter index visibility"),
+        *("create database", "create schema", "create view", "drop view", "alter ttl info"),
+        *("modify table comment", "modify schema charset and collate", "rebase auto id"),
+    }
 )
+"""DDL that changes no row and no column; if an index was the key, the DDL is carried out."""
+FITTING: Final = frozenset(
+    {
+        *("create table", "rename table", "recover table", "all ddl", "all", "multi schema change"),
+        *("add column", "drop column", "modify column", "change column", "rename column"),
+        *("set default value", "add primary key", "drop primary key"),
+        *("modify table charset and collate", "add table partition", "drop table partition"),
+        *("truncate table partition", "exchange table partition", "reorganize table partition"),
+    }
+)
+"""DDL behind which the rows would not fit, or which changes rows in no event."""
 _PLAIN: Final = re.compile(r"[\w$\-]|[^\x00-\x7f]")
 _SET_PART: Final = re.compile(r"(.)-(.)|(.)", re.DOTALL)
+_ON_DROP: Final = re.compile(r"[?&]on-drop=drop(&|$)")
 _QUOTES: Final = '"`'
 
 
@@ -311,6 +337,16 @@ class EventFilterError(InvalidError):
     code = "ErrEventFilterInvalid"
 
 
+class DdlNotIgnorableError(InvalidError):
+    """A DDL is to be ignored behind which the rows would not fit."""
+
+    code = "ErrDdlNotIgnorable"
+
+
+_LATER: Final = ("ignore_update_only_columns", "ignore_sql")
+"""Members that earlier versions do not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class EventFilter:
     """One of them, as it was given."""
@@ -322,20 +358,22 @@ class EventFilter:
     ignore_update_old_value_expr: str = ""
     ignore_delete_value_expr: str = ""
     ignore_update_only_columns: tuple[str, ...] = ()
+    ignore_sql: tuple[str, ...] = ()
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "EventFilter":
         """Read what `to_document` made; raises TypeError, KeyError."""
         lists = {name: tuple(document[name]) for name in ("matcher", "ignore_event")}
-        only_columns = tuple(document.get("ignore_update_only_columns", ()))
-        return cls(**{**document, **lists, "ignore_update_only_columns": only_columns})
+        lists |= {name: tuple(document.get(name, ())) for name in _LATER}
+        return cls(**{**document, **lists})
 
     def to_document(self) -> dict[str, Any]:
         """As the API and the metadata have it: TiCDC's names."""
         document = asdict(self)
-        if not self.ignore_update_only_columns:
-            # Earlier versions do not know it.
-            del document["ignore_update_only_columns"]
+        for name in _LATER:
+            if not document[name]:
+                # Earlier versions do not know it.
+                del document[name]
         return document
 
     @property
@@ -358,12 +396,38 @@ class EventFilter:
                 operations |= OPERATIONS.keys()
             elif event in OPERATIONS:
                 operations.add(event)
-            else:
+            elif event in FITTING:
                 raise EventFilterError(
-                    f"ignore-event {event!r} cannot be had: it is one of {', '.join(OPERATIONS)} "
-                    f"and {ALL_DML}; {_DDL}"
+                    f"ignore-event {event!r} cannot be had: the rows of the table would not fit "
+                    "behind such a DDL, or change in no event. Leave tables out by the filter, and "
+                    "columns by column selectors"
+                )
+            elif event not in (TRUNCATE_TABLE, *DROPS, *UNHEARD):
+                raise EventFilterError(
+                    f"ignore-event {event!r} is not known: it is one of {', '.join(OPERATIONS)}, "
+                    f"{ALL_DML}, {TRUNCATE_TABLE}, {', '.join(sorted(DROPS | UNHEARD))}"
                 )
         return frozenset(operations)
+
+    @property
+    def ddl_events(self) -> frozenset[str]:
+        """The kinds of DDL that are ignored."""
+        return frozenset(map(str.lower, self.ignore_event)) - {*OPERATIONS, ALL_DML}
+
+    def matching(self, query: str) -> str | None:
+        """The expression of `ignore_sql` that a statement matches; raises EventFilterError."""
+        return next((text for text in self.ignore_sql if _statement(text).matches(query)), None)
+
+
+def _statement(text: str) -> Regex:
+    if len(text) > RULE_CHARACTERS_MAX:
+        raise EventFilterError(
+            f"ignore-sql has at most {RULE_CHARACTERS_MAX} characters, not {len(text)}"
+        )
+    try:
+        return Regex.of(text)
+    except ValueError as err:
+        raise EventFilterError(f"ignore-sql {text!r} cannot be read: {err}") from None
 
 
 @dataclass(frozen=True)
@@ -386,11 +450,14 @@ class EventFilters:
         for each in self.filters:
             if not each.matcher:
                 raise EventFilterError("an event filter needs a matcher: which tables it is about")
-            if not (each.operations or each.conditions or each.ignore_update_only_columns):
+            given = (each.operations, each.conditions, each.ignore_update_only_columns)
+            if not any((*given, each.ddl_events, each.ignore_sql)):
                 raise EventFilterError(
                     f"the event filter of {', '.join(each.matcher)} ignores nothing: give "
-                    "ignore-event, ignore-update-only-columns, or a condition"
+                    "ignore-event, ignore-sql, ignore-update-only-columns, or a condition"
                 )
+            for text in each.ignore_sql:
+                _statement(text)
             for text in each.conditions.values():
                 Condition(text)
         object.__setattr__(self, "_tables", [TableFilter(each.matcher) for each in self.filters])
@@ -398,9 +465,27 @@ class EventFilters:
     @property
     def keeps_deleted(self) -> bool:
         """Whether the target may keep rows that the source has deleted."""
-        return any(
+        return self.ignores_ddl or any(
             "delete" in each.operations or each.ignore_delete_value_expr for each in self.filters
         )
+
+    @property
+    def ignores_ddl(self) -> bool:
+        """Whether a DDL of a table may be ignored that changes its rows."""
+        return any(TRUNCATE_TABLE in each.ddl_events or each.ignore_sql for each in self.filters)
+
+    def ignored_truncate(self, record: TableRecord, query: str) -> str | None:
+        """Why a TRUNCATE of a table is ignored; None: it is not."""
+        for each in self._about(record):
+            if TRUNCATE_TABLE in each.ddl_events:
+                return f"ignore-event {TRUNCATE_TABLE!r}"
+        return self.ignored_statement(record, query)
+
+    def ignored_statement(self, record: TableRecord, query: str) -> str | None:
+        """What asks for a table that a statement is ignored; None: nothing does."""
+        texts = (each.matching(query) for each in self._about(record))
+        text = next((text for text in texts if text is not None), None)
+        return None if text is None else f"ignore-sql {text!r}"
 
     def of(self, record: TableRecord) -> TableRecord:
         """A table's record, with what is ignored of it."""
@@ -463,6 +548,27 @@ def check_rereads(filters: EventFilters, source_uri: str) -> None:
         raise EventFilterError(
             "an event filter that ignores deletes needs --on-unclear-ddl stop: a table that is "
             "read again by itself is emptied first, and with it what was to be kept"
+        )
+
+
+def check_ddl(filters: EventFilters, source_uri: str, sink_uri: str) -> None:
+    """See that DDL can be ignored which is to be.
+
+    Raises:
+        EventFilterError: the source's TRUNCATE makes another table, or the target would carry out
+            a DROP.
+    """
+    from_mysql = ON_UNCLEAR_DDL in find_kind(scheme_of(source_uri)).flags if source_uri else False
+    if any(TRUNCATE_TABLE in each.ddl_events for each in filters.filters) and not from_mysql:
+        raise EventFilterError(
+            f"ignore-event {TRUNCATE_TABLE!r}: a table of TiDB is another one after TRUNCATE, whose "
+            "rows cannot follow those of the former; of MySQL and MariaDB it can be ignored"
+        )
+    drops = any(each.ddl_events & DROPS or each.ignore_sql for each in filters.filters)
+    if drops and _ON_DROP.search(sink_uri):
+        raise EventFilterError(
+            "an event filter ignores DROP TABLE, or may by ignore-sql, and the sink URI says "
+            "on-drop=drop: leave one of them out"
         )
 
 

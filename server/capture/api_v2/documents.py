@@ -302,13 +302,9 @@ def _event_filter(document: Mapping[str, Any]) -> pb.EventFilter:
         ignore_update_only_columns=members.take(
             "ignore_update_only_columns", _is_texts, default=[]
         ),
+        ignore_sql=members.take("ignore_sql", _is_texts, default=[]),
         **{name: members.take(name, _is_text, default="") for name in _EXPRESSIONS},
     )
-    if members.take("ignore_sql", _is_texts, default=[]):
-        raise ParameterError(
-            "replica_config.filter.event_filters.ignore_sql is not supported: schema changes are "
-            "always carried out, as the rows above them would not fit otherwise"
-        )
     members.check_empty()
     return each
 

@@ -234,8 +234,13 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
         matcher={"type": "array", "items": _TEXT},
         ignore_event={
             "type": "array",
-            "items": {"type": "string", "enum": ["insert", "update", "delete", "all dml"]},
+            "items": {
+                "type": "string",
+                "description": "insert, update, delete, all dml, truncate table, drop table, and "
+                "DDL that changes no rows and columns",
+            },
         },
+        ignore_sql={"type": "array", "items": _TEXT},
         ignore_insert_value_expr=_TEXT,
         ignore_update_new_value_expr=_TEXT,
         ignore_update_old_value_expr=_TEXT,

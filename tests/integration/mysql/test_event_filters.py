@@ -144,3 +144,58 @@ def test_readers_get_what_no_filter_ignores_and_a_condition_without_its_column_s
         error = cluster.api("QueryChangefeed", query).changefeed.error
         assert "by an event filter" in error.message
         assert "there is no column 'c'" in error.message
+
+
+DDL_FILTERS: Final = """
+[filter]
+rules = ["a.*"]
+[[filter.event-filters]]
+matcher = ["a.t"]
+ignore-event = ["truncate table", "drop table", "add index"]
+[[filter.event-filters]]
+matcher = ["a.*"]
+ignore-sql = ["^truncate table a.u", "comment", "COLUMN"]
+"""
+
+
+def test_rows_stay_whose_truncate_is_ignored_and_a_column_that_was_to_be_ignored_stops(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(DDL_FILTERS)
+    with running_mariadb() as server, running_cluster(tmp_path) as cluster:
+        tables = ("t", "u", "v")
+        server.execute(
+            "CREATE DATABASE a",
+            *(f"CREATE TABLE a.{name} (id INT PRIMARY KEY, v INT)" for name in tables),
+        )
+        wanted = ("--config", str(config), "--on-unclear-ddl", "stop")
+        config.write_text(DDL_FILTERS.replace("add index", "Add Column"))
+        with pytest.raises(AssertionError, match="'add column' cannot be had"):
+            _created(cluster, server, *wanted)
+        config.write_text(DDL_FILTERS)
+        with pytest.raises(AssertionError, match="needs --on-unclear-ddl stop"):
+            _created(cluster, server, *wanted[:2])
+        lake = Lake(cluster, "f", _created(cluster, server, *wanted))
+        server.execute(
+            *(f"INSERT INTO a.{name} VALUES (1, 1), (2, 2)" for name in tables),
+            *(f"TRUNCATE TABLE a.{name}" for name in tables),
+            *(f"ALTER TABLE a.{name} ADD INDEX (v), COMMENT 'x'" for name in tables),
+            *(f"INSERT INTO a.{name} VALUES (2, 3), (4, 4)" for name in tables),
+        )
+        lake.follow(lambda tables: 4 in tables.get("a.v", {}))
+        values = {
+            table: {key: row["v"] for key, row in rows.items()}
+            for table, rows in lake.tables.items()
+        }
+        kept, emptied = {1: 1, 2: 3, 4: 4}, {2: 3, 4: 4}
+        assert values == {"a.t": kept, "a.u": kept, "a.v": emptied}
+        server.execute("INSERT INTO a.t VALUES (5, 5)", "ALTER TABLE a.t ADD COLUMN w INT")
+        server.execute("INSERT INTO a.t VALUES (6, 6, 6)")
+        with pytest.raises(fl.FlightServerError, match="has failed after ErrDdlNotIgnorable"):
+            lake.follow(lambda tables: 6 in tables["a.t"])
+        assert 5 in lake.tables["a.t"], "what was before it is delivered"
+        error = cluster.api(
+            "QueryChangefeed", feedpb.QueryChangefeedRequest(id="f")
+        ).changefeed.error
+        assert "a.t, by ignore-sql 'COLUMN'" in error.message

@@ -412,6 +412,7 @@ class EventFilter(_message.Message):
     IGNORE_UPDATE_OLD_VALUE_EXPR_FIELD_NUMBER: _builtins.int
     IGNORE_DELETE_VALUE_EXPR_FIELD_NUMBER: _builtins.int
     IGNORE_UPDATE_ONLY_COLUMNS_FIELD_NUMBER: _builtins.int
+    IGNORE_SQL_FIELD_NUMBER: _builtins.int
     ignore_insert_value_expr: _builtins.str
     """Conditions on a row's values, as in SQL."""
     ignore_update_new_value_expr: _builtins.str
@@ -423,11 +424,15 @@ class EventFilter(_message.Message):
 
     @_builtins.property
     def ignore_event(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """insert, update, delete, all dml."""
+        """insert, update, delete, all dml, truncate table, drop table, and DDL that changes no rows and columns."""
 
     @_builtins.property
     def ignore_update_only_columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """An update that changes no others is ignored."""
+
+    @_builtins.property
+    def ignore_sql(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Regular expressions over the text of DDL statements."""
 
     def __init__(
         self,
@@ -439,10 +444,11 @@ class EventFilter(_message.Message):
         ignore_update_old_value_expr: _builtins.str = ...,
         ignore_delete_value_expr: _builtins.str = ...,
         ignore_update_only_columns: _abc.Iterable[_builtins.str] | None = ...,
+        ignore_sql: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignore_delete_value_expr", b"ignore_delete_value_expr", "ignore_event", b"ignore_event", "ignore_insert_value_expr", b"ignore_insert_value_expr", "ignore_update_new_value_expr", b"ignore_update_new_value_expr", "ignore_update_old_value_expr", b"ignore_update_old_value_expr", "ignore_update_only_columns", b"ignore_update_only_columns", "matcher", b"matcher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignore_delete_value_expr", b"ignore_delete_value_expr", "ignore_event", b"ignore_event", "ignore_insert_value_expr", b"ignore_insert_value_expr", "ignore_sql", b"ignore_sql", "ignore_update_new_value_expr", b"ignore_update_new_value_expr", "ignore_update_old_value_expr", b"ignore_update_old_value_expr", "ignore_update_only_columns", b"ignore_update_only_columns", "matcher", b"matcher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -353,10 +353,7 @@ def test_ticdcs_configuration_file_gives_what_a_body_gives():
         ),
         ("[sink]\nsalt-file = 5", "replica_config.sink.salt_file cannot be"),
         ("case-sensitive = true", "replica_config.case_sensitive is not supported"),
-        (
-            "[[filter.event-filters]]\nignore-sql = ['^drop']",
-            "schema changes are always carried out",
-        ),
+        ("[[filter.event-filters]]\nignore-sql = '^drop'", "event_filters.ignore_sql cannot be"),
         ("[[filter.event-filters]]\nignore = ['x']", "event_filters.ignore: no such member"),
         ("enable-old-value = true", "replica_config.enable_old_value is not supported"),
     ],
