@@ -8,6 +8,7 @@ never skipped silently: it refuses the creation, or is reported as ignored.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import format_of
@@ -44,6 +45,7 @@ from sink.retention import NOTHING_RETAINED, Retention
 from storage.tidb.document import read_document
 from storage.tidb.field_type import NULL_DATES
 
+NOT_TAKEN_MAX: Final = 100
 _REFUSED_SHOWN = 20
 
 
@@ -53,6 +55,8 @@ class TableSelection:
 
     tables: tuple[TableRecord, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
+    not_taken: tuple[tuple[str, str], ...] = ()
+    """Schema and table name of some that the filter does not take, at most `NOT_TAKEN_MAX`."""
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -62,11 +66,14 @@ class TableSelection:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a changefeed would replicate from `start_ts` on; `refused`: why not, by name."""
+    """What a changefeed would replicate from `start_ts` on; `refused` and `not_taken` as of
+    `TableSelection`.
+    """
 
     start_ts: int
     tables: tuple[SourceTable, ...]
     refused: Mapping[str, str]
+    not_taken: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,12 +243,15 @@ async def select_tables(
         ConditionError: a table has no column that the condition of an event filter asks for.
     """
     names = {table.name for table in given}
-    matching = [
-        table
-        for table in await source.snapshot(ts, [each.whole for each in before])
-        if terms.filter.takes(table.schema_name, table.table_name) and table.name not in names
-    ]
-    return eligible(source, (*given, *matching), terms, before)
+    matching: list[TableRecord] = []
+    not_taken: list[tuple[str, str]] = []
+    for table in await source.snapshot(ts, [each.whole for each in before]):
+        if not terms.filter.takes(table.schema_name, table.table_name):
+            not_taken.append((table.schema_name, table.table_name))
+        elif table.name not in names:
+            matching.append(table)
+    selection = eligible(source, (*given, *matching), terms, before)
+    return replace(selection, not_taken=tuple(not_taken[:NOT_TAKEN_MAX]))
 
 
 def eligible(

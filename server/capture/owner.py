@@ -225,7 +225,8 @@ class Owner(Changefeeds):
                 await self._safepoints.end_creation(source, new.id)
                 # A log source saved a position for its `now`, which no changefeed will use.
                 await self._records.clear(new.id)
-        return Checked(start_ts, tuple(map(source.table, selection.tables)), selection.refused)
+        tables = tuple(map(source.table, selection.tables))
+        return Checked(start_ts, tables, selection.refused, selection.not_taken)
 
     async def recorded(self, known: Collection[str]) -> list[Feed]:
         """Changefeeds beside the `known` ones, as their records are; they do not run."""

@@ -1,11 +1,10 @@
 """`tidemarkpb.v1.ChangefeedService`, which every capture serves; the owner carries the calls out.
 
-`new_changefeed` reads a request; `changefeed_message` and `check_response` show a changefeed as it
-is now, and one that could be created.
+`new_changefeed` reads a request; `changefeed_message` shows a changefeed as it is now.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -15,7 +14,8 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.capture.audit import audit_silence
-from server.capture.creation import Checked, NewChangefeed
+from server.capture.creation import NewChangefeed
+from server.capture.dry_run import check_response, ineligible
 from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
 from server.capture.maintainers import Maintainers
@@ -25,9 +25,7 @@ from server.capture.update import ChangefeedUpdate, FilterPlan
 from server.changefeed.filter import EventFilter
 from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
-from server.changefeed.table import SourceTable
 from sink.flight.feeds import TableNotExistsError
-from sink.mounter import META_FIELDS
 from sink.retention import Retention
 from sink.versions import Version
 from sorter.errors import TableNotFoundError
@@ -72,7 +70,8 @@ class ChangefeedService:
         """Say what CreateChangefeed would do."""
 
         async def check() -> pb.CheckChangefeedResponse:
-            return check_response(await self._owner.check(new_changefeed(request)))
+            new = new_changefeed(request)
+            return check_response(await self._owner.check(new), new)
 
         return await self._by_owner("CheckChangefeed", request, context, check)
 
@@ -258,12 +257,8 @@ def filter_change_message(plan: FilterPlan) -> pb.FilterChange:
         ts=plan.ts,
         coming=sorted(table.name for table in plan.coming),
         going=plan.going,
-        ineligible=_ineligible(plan.refused),
+        ineligible=ineligible(plan.refused),
     )
-
-
-def _ineligible(refused: Mapping[str, str]) -> list[pb.IneligibleTable]:
-    return [pb.IneligibleTable(name=name, reason=why) for name, why in sorted(refused.items())]
 
 
 def _event_filter(message: pb.EventFilter) -> EventFilter:
@@ -277,34 +272,6 @@ def _event_filter(message: pb.EventFilter) -> EventFilter:
         tuple(message.ignore_update_only_columns),
         tuple(message.ignore_sql),
     )
-
-
-def check_response(checked: Checked) -> pb.CheckChangefeedResponse:
-    """What a changefeed would replicate, with the columns that readers would see."""
-    return pb.CheckChangefeedResponse(
-        start_ts=checked.start_ts,
-        tables=[
-            pb.EligibleTable(
-                name=table.name,
-                target=table.target_name if table.target_name != table.name else "",
-                table_id=table.span.table_id,
-                key=table.mounter.key_columns,
-                columns=_columns(table),
-            )
-            for table in checked.tables
-        ],
-        ineligible=_ineligible(checked.refused),
-    )
-
-
-def _columns(table: SourceTable) -> list[pb.EligibleColumn]:
-    """The columns of a table as readers are shown them."""
-    record = table.record
-    masked = {record.renamed.get(name, name): mask for name, mask in record.masked.items()}
-    return [
-        pb.EligibleColumn(name=column.name, type=str(column.type), mask=masked.get(column.name, ""))
-        for column in list(table.mounter.schema)[len(META_FIELDS) :]
-    ]
 
 
 def changefeed_message(feed: Feed, maintainer: str = "") -> pb.Changefeed:

@@ -154,6 +154,7 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
+    text: str
     schema: NamePattern
     table: NamePattern
     takes: bool
@@ -181,9 +182,17 @@ class TableFilter:
         """Whether the table is to be replicated."""
         if schema_name.lower() in self._never:
             return False
-        return next(
-            (rule.takes for rule in self._rules if rule.matches(schema_name, table_name)), False
-        )
+        rule = self._deciding(schema_name, table_name)
+        return rule is not None and rule.takes
+
+    def deciding_rule(self, schema_name: str, table_name: str) -> str:
+        """The text of the rule that decides of a table; empty: none is about it."""
+        rule = self._deciding(schema_name, table_name)
+        return "" if rule is None else rule.text
+
+    def _deciding(self, schema_name: str, table_name: str) -> _Rule | None:
+        matching = (rule for rule in self._rules if rule.matches(schema_name, table_name))
+        return next(matching, None)
 
 
 class AllFilters:
@@ -255,7 +264,7 @@ class _Parser:
         table = self._pattern()
         if self._at < len(self._text):
             raise self._error(f"{self._text[self._at :]!r} follows the table")
-        return _Rule(schema, table, takes)
+        return _Rule(self._text, schema, table, takes)
 
     def _pattern(self) -> NamePattern:
         first = self._text[self._at : self._at + 1]
@@ -476,20 +485,20 @@ class EventFilters:
 
     def ignored_truncate(self, record: TableRecord, query: str) -> str | None:
         """Why a TRUNCATE of a table is ignored; None: it is not."""
-        for each in self._about(record):
+        for each in self.about(record):
             if TRUNCATE_TABLE in each.ddl_events:
                 return f"ignore-event {TRUNCATE_TABLE!r}"
         return self.ignored_statement(record, query)
 
     def ignored_statement(self, record: TableRecord, query: str) -> str | None:
         """What asks for a table that a statement is ignored; None: nothing does."""
-        texts = (each.matching(query) for each in self._about(record))
+        texts = (each.matching(query) for each in self.about(record))
         text = next((text for text in texts if text is not None), None)
         return None if text is None else f"ignore-sql {text!r}"
 
     def of(self, record: TableRecord) -> TableRecord:
         """A table's record, with what is ignored of it."""
-        mine = self._about(record)
+        mine = self.about(record)
         if not mine:
             return record
         texts: dict[str, list[str]] = {}
@@ -523,7 +532,8 @@ class EventFilters:
                     "changefeed"
                 )
 
-    def _about(self, record: TableRecord) -> list[EventFilter]:
+    def about(self, record: TableRecord) -> list[EventFilter]:
+        """Those that match a table."""
         return [
             each
             for each, taking in zip(self.filters, self._tables, strict=True)

@@ -82,6 +82,24 @@ def check_document(checked: pb.CheckChangefeedResponse) -> dict[str, Any]:
     }
 
 
+def explained(checked: pb.CheckChangefeedResponse) -> dict[str, Any]:
+    """The same as `create --dry-run --explain` shows it: with the rules that decide."""
+    document = check_document(checked)
+    for shown, each in zip(document["eligible_tables"], checked.tables, strict=True):
+        renamed = {column.name: column.source for column in each.columns if column.source}
+        reasons = {
+            "rule": each.rule,
+            "renamed_from": renamed,
+            "left_out": list(each.left_out),
+            "ignored": list(each.ignored),
+        }
+        shown |= {name: value for name, value in reasons.items() if value}
+    document["not_taken"] = [
+        {"table": each.name, "reason": each.reason} for each in checked.not_taken
+    ]
+    return document
+
+
 def _masked(table: pb.EligibleTable) -> dict[str, Any]:
     """The columns that readers are shown by masks, if there are any."""
     masks = {column.name: column.mask for column in table.columns if column.mask}

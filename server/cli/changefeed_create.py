@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from gcsafepoint.explain.explanation import time_of
 from server.changefeed.source import FORCE_REPLICATE, with_option
-from server.changefeed.view import check_document, detail
+from server.changefeed.view import check_document, detail, explained
 from server.cli.arguments import add_yes, confirm, period, retention, timestamp
 from server.cli.output import Output, table
 from server.cli.remote import CALL_S, Remote
@@ -112,6 +113,12 @@ def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
         action="store_true",
         help="create nothing; show the tables and columns that would be replicated, and the tables "
         "that cannot be, with the reason",
+    )
+    create.add_argument(
+        "--explain",
+        action="store_true",
+        help="as --dry-run, and for each table the rule that takes it or leaves it out, its name in the "
+        "target, each column's type and mask, columns that are left out, and what event filters ignore",
     )
     add_yes(create, "do not ask when the start lies more than a day back")
     create.set_defaults(command=create_changefeed)
@@ -212,7 +219,8 @@ def _add_rows(create: argparse.ArgumentParser) -> None:
 async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Make a changefeed of the tables that the filter takes, or whose schemas are in a file."""
     gap_s = time.time() - physical_ms(arguments.start_ts) / 1e3
-    asks = not (arguments.yes or arguments.dry_run)
+    is_dry = arguments.dry_run or arguments.explain
+    asks = not (arguments.yes or is_dry)
     if arguments.start_ts and gap_s > _LARGE_GAP_S and asks:
         confirm(
             f"start_ts {arguments.start_ts} is of {time_of(arguments.start_ts)}. Replicate all "
@@ -248,9 +256,10 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         reader_ttl_s=arguments.reader_ttl,
     )
     async with remote.capture() as channel:
-        if arguments.dry_run:
+        if is_dry:
             checked = await ChangefeedServiceStub(channel).CheckChangefeed(request, timeout=CALL_S)
-            return _checked(checked, ignore_ineligible=ignore_ineligible)
+            explains = arguments.explain
+            return _checked(checked, ignore_ineligible=ignore_ineligible, explains=explains)
         answer = await ChangefeedServiceStub(channel).CreateChangefeed(request, timeout=CALL_S)
         if arguments.dump:
             await _start_dump(channel, answer.changefeed.id)
@@ -274,9 +283,11 @@ async def _start_dump(channel: grpc.aio.Channel, changefeed: str) -> None:
         ) from err
 
 
-def _checked(answer: pb.CheckChangefeedResponse, *, ignore_ineligible: bool) -> Output:
+def _checked(
+    answer: pb.CheckChangefeedResponse, *, ignore_ineligible: bool, explains: bool
+) -> Output:
     """What would be created; the exit status is the one that `create` would have."""
-    document = check_document(answer)
+    document = explained(answer) if explains else check_document(answer)
     rows = [
         {"table": _names(each), "replicated": "yes", "what": ", ".join(_columns(each))}
         for each in document["eligible_tables"]
@@ -292,11 +303,32 @@ def _checked(answer: pb.CheckChangefeedResponse, *, ignore_ineligible: bool) -> 
         if refused
         else f"The changefeed would start at {answer.start_ts} ({document['start_time']})."
     )
+    reasons = "\n".join(_reasons(document)) if explains else ""
     return Output(
         document,
-        shown=f"{table(rows, _CHECK_COLUMNS)}\n{conclusion}",
+        shown=f"{table(rows, _CHECK_COLUMNS)}\n{reasons}{conclusion}",
         status=EXIT_ERROR if refused else EXIT_OK,
     )
+
+
+def _reasons(document: dict[str, Any]) -> Iterator[str]:
+    """Why each table is what it is, in lines."""
+    for each in document["eligible_tables"]:
+        masks, renamed = each.get("masks", {}), each.get("renamed_from", {})
+        yield f"\n{_names(each)}"
+        yield f"  taken by  {each.get('rule') or '--tables'}"
+        yield f"  key       {', '.join(each['key']) or 'none'}"
+        for name, kind in each["columns"].items():
+            was = f", {renamed[name]} in the source" if name in renamed else ""
+            mask = f", shown by {masks[name]}" if name in masks else ""
+            yield f"  column    {name}: {kind}{was}{mask}"
+        if left_out := each.get("left_out"):
+            yield f"  left out  {', '.join(left_out)}"
+        for ignored in each.get("ignored", ()):
+            yield f"  ignored   {ignored}"
+    for each in document["not_taken"]:
+        yield f"\n{each['table']}\n  not taken: {each['reason']}"
+    yield "\n"
 
 
 def _names(eligible: dict[str, Any]) -> str:

@@ -1030,14 +1030,27 @@ class EligibleTable(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     TABLE_ID_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    IGNORED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     table_id: _builtins.int
     target: _builtins.str
     """Its name in the target; empty: the same."""
+    rule: _builtins.str
+    """The rule of the filter that takes it."""
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___EligibleColumn]: ...
+    @_builtins.property
+    def left_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Columns of the source that no reader gets."""
+
+    @_builtins.property
+    def ignored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What event filters ignore of it."""
+
     def __init__(
         self,
         *,
@@ -1046,10 +1059,13 @@ class EligibleTable(_message.Message):
         columns: _abc.Iterable[Global___EligibleColumn] | None = ...,
         table_id: _builtins.int = ...,
         target: _builtins.str = ...,
+        rule: _builtins.str = ...,
+        left_out: _abc.Iterable[_builtins.str] | None = ...,
+        ignored: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "key", b"key", "name", b"name", "table_id", b"table_id", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "ignored", b"ignored", "key", b"key", "left_out", b"left_out", "name", b"name", "rule", b"rule", "table_id", b"table_id", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1062,21 +1078,25 @@ class EligibleColumn(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     MASK_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     type: _builtins.str
     """Of Arrow."""
     mask: _builtins.str
     """By which readers are shown it; empty: as it is."""
+    source: _builtins.str
+    """Its name in the source; empty: the same."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         type: _builtins.str = ...,
         mask: _builtins.str = ...,
+        source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mask", b"mask", "name", b"name", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mask", b"mask", "name", b"name", "source", b"source", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1111,6 +1131,7 @@ class CheckChangefeedResponse(_message.Message):
     START_TS_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
     INELIGIBLE_FIELD_NUMBER: _builtins.int
+    NOT_TAKEN_FIELD_NUMBER: _builtins.int
     start_ts: _builtins.int
     """Where it would start."""
     @_builtins.property
@@ -1119,16 +1140,21 @@ class CheckChangefeedResponse(_message.Message):
     def ineligible(self) -> _containers.RepeatedCompositeFieldContainer[Global___IneligibleTable]:
         """Tables that match, but cannot be replicated: without ignore_ineligible_table the changefeed would not be made."""
 
+    @_builtins.property
+    def not_taken(self) -> _containers.RepeatedCompositeFieldContainer[Global___IneligibleTable]:
+        """Some of the tables that the filter does not take, at most 100, and by which rule."""
+
     def __init__(
         self,
         *,
         start_ts: _builtins.int = ...,
         tables: _abc.Iterable[Global___EligibleTable] | None = ...,
         ineligible: _abc.Iterable[Global___IneligibleTable] | None = ...,
+        not_taken: _abc.Iterable[Global___IneligibleTable] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ineligible", b"ineligible", "start_ts", b"start_ts", "tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ineligible", b"ineligible", "not_taken", b"not_taken", "start_ts", b"start_ts", "tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
