@@ -13,6 +13,9 @@ IMAGE ?= tidemark:local
 BASE_IMAGE ?= python:3.11-slim-bookworm
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
+# What pip is at, a line each: a set-up of minutes must not look as if it hung. Its errors come as they are.
+PIP_STEPS := 's/^ *(Downloading|Using cached) (http.*\/)?/  \1 /p; s/^ *(Running setup.py install for|Building wheel for) ([a-z0-9-]+).*/  Building \2/p; s/^Installing collected packages.*/  Unpacking/p'
+
 .PHONY: help
 help: ## List all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{split($$1, name, ":"); printf "  %-18s %s\n", name[1], $$2}'
@@ -26,8 +29,9 @@ setup: $(VENV)/.setup ## Create .venv from the hash-pinned lock, with the tidema
 
 $(VENV)/.locked: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "[TM:ErrPython] Python 3.11 is needed; pass PYTHON=/path/to/python3.11" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --require-hashes -r requirements.lock
+	@test -x $(BIN)/python || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing $$(grep -c == requirements.lock) packages into $(VENV): some 700 MB the first time, most of it Spark, which is unpacked for a minute or two"
+	@set -o pipefail; $(BIN)/python -W ignore -m pip install --disable-pip-version-check --require-hashes -r requirements.lock | sed -unE $(PIP_STEPS)
 	@touch $@
 
 $(VENV)/.setup: $(VENV)/.locked pyproject.toml sink/spark/pyproject.toml proto/gen/.generated

@@ -11,6 +11,7 @@ import argparse
 import functools
 import hashlib
 import multiprocessing
+import os
 import shutil
 import sys
 import tempfile
@@ -59,6 +60,11 @@ def installed(directory: Path) -> list[Path]:
     return [path for lake in JARS for path in present(directory, lake)]
 
 
+def _log_of(directory: Path, lake: str) -> Path:
+    """What Spark and its resolver say while they fetch a format's jars."""
+    return directory / f"{lake}.log"
+
+
 def install(directory: Path, lake: str) -> list[Path]:
     """Fetch those of a format's jars that are missing.
 
@@ -70,19 +76,20 @@ def install(directory: Path, lake: str) -> list[Path]:
     check_java()
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".ivy-") as cache:
-        _resolve(JARS[lake].coordinates, cache)
+        _resolve(JARS[lake].coordinates, cache, _log_of(directory, lake))
         for name, digest in JARS[lake].digests.items():
             fetched = Path(cache) / "jars" / name
             if not fetched.is_file() or _digest(fetched) != digest:
                 raise SourceError(
                     "ErrJarsUnavailable",
-                    f"{name} was not fetched as tested; see the resolver's lines above",
+                    f"{name} was not fetched as tested; see the resolver's lines in "
+                    f"{_log_of(directory, lake)}",
                 )
             shutil.move(fetched, directory / name)
     return present(directory, lake)
 
 
-def _resolve(coordinates: str, cache: str) -> None:
+def _resolve(coordinates: str, cache: str, log: Path) -> None:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -106,7 +113,7 @@ def _resolve(coordinates: str, cache: str) -> None:
     except (PySparkException, Py4JError, OSError) as err:
         raise SourceError(
             "ErrJarsUnavailable",
-            f"Spark could not fetch {coordinates} ({err}); is a Maven repository reachable?",
+            f"Spark could not fetch {coordinates} ({err}); is a Maven repository reachable? {log} has its lines",
         ) from None
 
 
@@ -185,8 +192,25 @@ def _install_apart(directory: Path, lake: str) -> None:
     """A JVM resolves packages only when it starts, so each format has a process of its own."""
     if present(directory, lake):
         return
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
-        processes.submit(install, directory, lake).result()
+    directory.mkdir(parents=True, exist_ok=True)
+    log = _log_of(directory, lake)
+    sys.stderr.write(f"fetching the jars of {lake}; Spark's lines go to {log}\n")
+    with ProcessPoolExecutor(
+        1,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_write_to,
+        initargs=(log,),
+    ) as processes:
+        jars = processes.submit(install, directory, lake).result()
+    megabytes = sum(jar.stat().st_size for jar in jars) / 1e6
+    sys.stderr.write(f"jars of {lake}: {len(jars)}, {megabytes:.0f} MB\n")
+
+
+def _write_to(log: Path) -> None:
+    """Send this process's output to a file, and that of the JVM which it starts."""
+    with log.open("wb") as file:
+        for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
+            os.dup2(file.fileno(), descriptor)
 
 
 if __name__ == "__main__":
