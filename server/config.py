@@ -114,21 +114,35 @@ def read_document(path: str | None, sections: Sequence[str]) -> dict[str, Any]:
     """
     if path is None:
         return {}
+    document = parse_document(path)
+    if faults := section_faults(document, sections):
+        raise ConfigError("; ".join(faults))
+    return document
+
+
+def parse_document(path: str) -> dict[str, Any]:
+    """Parse a TOML file, whatever it holds.
+
+    Raises:
+        ConfigError: the file cannot be read or parsed.
+    """
     try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as err:
         raise ConfigError(f"cannot read the configuration file {path}: {err.strerror}") from err
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path} is not TOML: {err}") from err
+
+
+def section_faults(document: Mapping[str, Any], sections: Sequence[str]) -> list[str]:
+    """The sections that there are not, with the nearest one, and those that are no tables."""
     faults = [_unknown(f"[{key}]", key, sections) for key in document if key not in sections]
     faults += [
         f"[{key}] must be a table"
         for key in sections
         if not isinstance(document.get(key, {}), dict)
     ]
-    if faults:
-        raise ConfigError("; ".join(faults))
-    return document
+    return faults
 
 
 def check_environment(

@@ -8,7 +8,7 @@ from typing import Any
 
 from server.cli.arguments import Parser
 from server.cli.daemon import SECTIONS, SHARED, Settings
-from server.config import ConfigError, read_document
+from server.config import ConfigError, parse_document, section_faults
 from server.exit_status import EXIT_OK
 
 
@@ -73,8 +73,10 @@ def sections() -> dict[str, type[Any]]:
 
 
 def _checked(path: str) -> str:
-    document = read_document(path, SECTIONS)
-    faults: dict[str, None] = {}
+    document = parse_document(path)
+    faults = dict.fromkeys(section_faults(document, SECTIONS))
+    # What stands in the sections that can be read is told in the same breath.
+    document = {name: value for name, value in document.items() if isinstance(value, dict)}
     for name, section in sections().items():
         if name in SHARED:
             continue

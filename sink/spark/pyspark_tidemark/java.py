@@ -93,8 +93,11 @@ def make_class_archive(directory: Path, class_path: Sequence[Path]) -> None:
     with tempfile.TemporaryDirectory(dir=directory, prefix=".making-") as scratch:
         made = Path(scratch) / "classes.jsa"
         training = [sys.executable, "-m", "pyspark_tidemark.class_training", str(made), scratch]
-        if subprocess.run(training, check=False).returncode != 0 or not made.is_file():
-            raise SourceError("ErrClassArchive", "Spark wrote none; see its lines above")
+        log = directory / "classes.log"
+        with log.open("wb") as output:
+            done = subprocess.run(training, stdout=output, stderr=output, check=False)
+        if done.returncode != 0 or not made.is_file():
+            raise SourceError("ErrClassArchive", f"Spark wrote none; see its lines in {log}")
         # Renamed in one step: a job that starts meanwhile sees all of the archive, or none.
         made.replace(archive)
     for old in directory.glob("*.jsa"):

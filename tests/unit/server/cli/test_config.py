@@ -175,6 +175,16 @@ def test_several_faults_are_told_at_the_start_as_they_are_by_the_check(tmp_path,
     assert all(f"in [{section}]: " in checked for section in ("capture", "log", "rpc"))
 
 
+def test_an_unknown_section_hides_no_fault_of_another_one(tmp_path, capsys):
+    path = tmp_path / "tidemark.toml"
+    path.write_text('pump = 1\n[captur]\n[capture]\nflight-adr = "x"\n')
+    assert main.main(["config", "check", str(path)]) == 1
+    said = capsys.readouterr().err
+    for fault in ("[captur], did you mean capture?", "flight-adr, did you mean flight-addr?"):
+        assert fault in said
+    assert "[pump] must be a table" in said
+
+
 def told(message):
     """The faults of a message."""
     return message.strip().partition("] in [")[2].split("; in [")
