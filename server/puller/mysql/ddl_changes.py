@@ -266,8 +266,8 @@ class DdlChanges:
                 before = Table.parse(source_table.record.table_info)
             free = before.free_column_id if before else first_column_id(self._tables, name)
             definition = self._found(seen.table, before, None).identified(before, free)
-            faults = tracked.faults if tracked else outcome.faults.get(name, ())
-            definition = replace(definition, faults=(*definition.faults, *faults))
+            faults = (*definition.faults, *_faults_of(logged, name, outcome, seen))
+            definition = replace(definition, faults=tuple(dict.fromkeys(faults)))
         record = record_of(definition, table_id if source_table else new_id(logged.commit_ts, name))
         return None if source_table is not None and source_table.record.whole == record else record
 
@@ -459,6 +459,21 @@ def _definition_of(name: TableName, tracked: Tracked) -> Definition:
         name, table.columns, table.primary_key, "", tracked.faults, table.indexes, table.collation,
         table.free_column_id,
     )  # fmt: skip
+
+
+def _faults_of(
+    logged: LoggedStatement, name: TableName, outcome: DdlOutcome, seen: FoundDefinition
+) -> tuple[str, ...]:
+    """Why a table cannot be replicated, beside what the columns tell that were found.
+
+    What a statement does not make itself may have what no event shows: a foreign key that changes
+    rows, or system versioning. There the catalogue counts, which may be further.
+    """
+    if name in outcome.tracked:
+        return outcome.tracked[name].faults
+    tree = logged.statement.tree
+    makes = isinstance(tree, CreateTable) and tree.like is None
+    return outcome.faults.get(name, ()) + (() if makes else seen.faults)
 
 
 def _recorded(name: TableName, record: TableRecord) -> Definition:

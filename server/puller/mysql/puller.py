@@ -59,7 +59,7 @@ from server.puller.mysql.transaction.commits import Commits
 from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
 from server.puller.mysql.transaction.scanner import (
     FoundDefinition,
-    definitions_behind,
+    LogAhead,
     log_end,
 )
 from server.puller.mysql.transaction.transactions import (
@@ -163,6 +163,7 @@ class LogPuller:
         self._is_quiet = True
         """Whether the last take brought nothing of the log."""
         self._transactions: Transactions | None = None
+        self._ahead = LogAhead(upstream.options, fold_case=False)
         self._held_bytes = min(HELD_BYTES, rows.open_transactions.memory_bytes)
         self._asking = QueryThreads(_ASKERS, f"asks {upstream.changefeed}")
 
@@ -293,6 +294,8 @@ class LogPuller:
         assert self._transactions is not None, "it runs"
         self._transactions.reconnected(fold_case=log.fold_case)
         self._log_rows.connected(mariadb=log.session.flavor.is_mariadb)
+        # Maybe another server: places in its log are others.
+        self._ahead = LogAhead(self._upstream.options, fold_case=log.fold_case)
         waiting = log.first
         standstill = StandstillCheck(asyncio.get_running_loop().time)
         look_at_end = partial(self._ask, log_end, log.session)
@@ -402,7 +405,7 @@ class LogPuller:
             return
         effect = self._ddl.effect_of(barrier)
         target = self._ddl.changed_by_statement(barrier)
-        if target is not None and not await self._ask(changes_alone, log.session, target):
+        if target is not None and not await self._changes_alone(barrier, target, log):
             at = f"{barrier.file}:{barrier.position}"
             raise statement_logged(
                 barrier.query.sql,
@@ -439,8 +442,18 @@ class LogPuller:
         if definitions is not None:
             return definitions
         place = (barrier.file, barrier.behind or barrier.position)
-        look = partial(definitions_behind, log.session, self._upstream.options, names, place)
-        return await self._ask(partial(look, fold_case=log.fold_case))
+        return await self._ask(self._ahead.definitions, log.session, names, place)
+
+    async def _changes_alone(
+        self, barrier: LoggedStatement, target: TableName, log: OpenLog
+    ) -> bool:
+        """Whether the rows of a statement's table changed without triggers: the catalogue tells,
+        unless the log has ended some since.
+        """
+        place = (barrier.file, barrier.behind or barrier.position)
+        return await self._ask(changes_alone, log.session, target) and await self._ask(
+            self._ahead.changed_alone, log.session, target, place
+        )
 
     async def _decide_times(self, undecided: UndecidedTimes, log: OpenLog) -> None:
         """Decide by the present whether times count; durable before a commit_ts follows from it."""

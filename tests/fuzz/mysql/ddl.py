@@ -57,12 +57,16 @@ TYPES: Final = (
     "TEXT", "TINYTEXT", "TEXT(100)", "MEDIUMTEXT CHARACTER SET latin1", "LONG VARCHAR", "BINARY(4)", "VARBINARY(9)",
     "BLOB", "BLOB(300)", "ENUM('x','y')", "ENUM('x','y','Z z')", "ENUM('y','x')", "SET('p','q')", "SET('p','q','r')",
     "SET('q','p')", "JSON", "UUID", "INET6", "INET4", "CHAR(3) ASCII", "CHARACTER VARYING(7)", "INT SIGNED",
+    "VARCHAR(9) CHARACTER SET gbk", "CHAR(4) CHARACTER SET utf16", "VARCHAR(9) CHARSET ucs2", "TEXT CHARACTER SET cp1251",
+    "VARCHAR(8) CHARACTER SET utf32", "VARCHAR(9) CHARACTER SET binary", "CHAR(9) COLLATE utf8mb4_unicode_ci", "BIT(64)", "TIME(6)",
+    "VARCHAR(9) CHARACTER SET sjis", "CHAR(5) UNICODE", "BIGINT UNSIGNED", "BIGINT UNSIGNED ZEROFILL", "TEXT(20) CHARACTER SET utf32",
 )  # fmt: skip
 DEFAULTS: Final = (
     "5", "-5", "0", "1.55", "-0.5", "'7'", "'12'", "'x'", "'p,q'", "0x41", "x'4142'", "b'101'", "TRUE", "NULL", "(7)",
     "'2024-2-9'", "20240229", "'2024-01-01'", "'2024-01-01 10:00:00.5'", "'2020-01-02 03:04:05.128'", "'10:00'", "100",
     "'-10:11:12.345'", "_latin1'x'", "N'x'", "'a' 'b'", "5.50", "'é'", "'it''s'", "'y '", "(1 + 1)", "CURRENT_TIMESTAMP",
     "'0000-00-00'", "DATE '2024-05-06'", "99", "2024", "'127.0.0.1'", "(uuid())", "1e1", "'  3 '", "007",
+    r"'a\nb'", '"x"', r"'\\'", "18446744073709551615", "'-838:59:59'", "_utf8mb4'é'", "_binary'x'", "'€'", "'日'", "(NULL)", "(-(5))",
 )  # fmt: skip
 VALUES: Final = ("1", "0", "NULL", "-3", "200", "70000", "'x'", "'y'", "'p,q'", "'abcdef  '", "'2024-01-02 03:04:05.678'",
                  "'é日'", "1.255", "X'4100'", "'10:11:12.5'", "'z'", "'18446744073709551615'")  # fmt: skip
@@ -102,6 +106,11 @@ class Fuzz:
             self.session.execute(f"SET sql_mode='{mode}'")
             dialect = replace(self.dialect, sql_mode=_bits(mode))
             statement = self._statement(table, dialect)
+            if self.dialect.mariadb and self.random.random() < 0.06:
+                # Read by the session's mode, and run by its own, which is the one in the log.
+                own = self.random.choice(MODES)
+                statement = f"SET STATEMENT sql_mode='{own}' FOR {statement}"
+                dialect = replace(self.dialect, sql_mode=_bits(own))
             before = self._rows(table.columns)
             try:
                 self.session.execute(statement)
@@ -138,6 +147,8 @@ class Fuzz:
             parts.append("COMMENT 'RENAME COLUMN a TO b, DROP c'")
         if self.random.random() < 0.04:
             parts.append("UNIQUE")
+        if self.random.random() < 0.08:
+            parts.append(self.random.choice(_ATTRIBUTES))
         return " ".join(parts)
 
     def _name(self, name: str, quote: str = "`") -> str:
@@ -202,6 +213,29 @@ class Fuzz:
                 lambda: f"ADD INDEX IF NOT EXISTS {other} ({old}, rid)",
                 lambda: f"ALTER {old} SET DEFAULT 5",
                 lambda: f"DROP KEY IF EXISTS {other}",
+                lambda: self.random.choice(
+                    (
+                        f"RENAME INDEX {other} TO k9",
+                        f"DROP INDEX {old}",
+                        "DROP PRIMARY KEY, ADD PRIMARY KEY (rid)",
+                        "DROP PRIMARY KEY, ADD PRIMARY KEY (rid), ADD KEY k7 (rid)",
+                        f"DROP PRIMARY KEY, ADD PRIMARY KEY (rid, {old})",
+                        f"ALTER {old} DROP DEFAULT",
+                        f"ADD UNIQUE INDEX IF NOT EXISTS u1 ({old}, rid)",
+                    )
+                ),
+                lambda: self.random.choice(
+                    (
+                        "ADD CONSTRAINT ck CHECK (rid > -1)",
+                        "DROP CONSTRAINT IF EXISTS ck",
+                        "ORDER BY rid DESC",
+                        "AUTO_INCREMENT=9",
+                        "ENGINE=InnoDB",
+                        "PARTITION BY HASH (rid) PARTITIONS 2",
+                        "REMOVE PARTITIONING",
+                        "STATS_PERSISTENT=1 COMMENT='DROP a'",
+                    )
+                ),
                 lambda: (
                     "CONVERT TO CHARACTER SET "
                     f"{self.random.choice(('latin1', 'utf8mb4', 'utf8mb3', 'ascii'))}"
@@ -331,7 +365,8 @@ class Fuzz:
 
     def _rows(self, columns: Sequence[Column]) -> dict[int, dict[str, Any]]:
         with self.connection.cursor() as cursor:
-            cursor.execute("SELECT rid, t.* FROM t")
+            names = ", ".join(f"`{column.name}`" for column in columns)
+            cursor.execute(f"SELECT rid, {names} FROM t")
             return {
                 int(row[0]): dict(zip((each.name for each in columns), row[1:], strict=True))
                 for row in cursor
@@ -407,6 +442,14 @@ def _bits(mode: str) -> int:
     return sum(bits.get(part, 0) for part in mode.split(","))
 
 
+_ATTRIBUTES: Final = (
+    "INVISIBLE",
+    "ON UPDATE CURRENT_TIMESTAMP",
+    "CHECK (rid > -1)",
+    "COLLATE utf8mb4_bin",
+    "COLLATE latin1_german1_ci",
+    "REFERENCES nobody (x)",
+)
 _OPTIONS: Final = (
     "",
     "CHARSET=latin1",

@@ -13,9 +13,10 @@ from typing import Any
 import pymysql
 import pytest
 
-from server.puller.mysql import puller
 from server.puller.mysql.ddl.statement import read_statement
 from server.puller.mysql.session.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
+from server.puller.mysql.transaction import scanner
+from server.puller.mysql.transaction.scanner import LogAhead
 from server.puller.source import TableChange
 from sink.mounter import COLUMN_ID, DEFAULT
 from storage.meta.client import EtcdMeta
@@ -239,6 +240,33 @@ async def test_rows_of_other_tables_as_statements_stop_nothing(
         assert not await told(feed, name, mariadb)
 
 
+@mariadb_only("MIXED logs the statement and not its rows")
+async def test_a_trigger_that_is_gone_when_the_log_is_read_still_stops_by_name(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
+    name, elsewhere = mariadb.database(), mariadb.database()
+    mariadb.execute(T, f"CREATE TABLE {elsewhere}.other (id INT PRIMARY KEY)", database=name)
+    async with following(mariadb.uri, meta, f"{name}.*") as feed:
+        start_ts, tables = (
+            feed.start_ts,
+            [each for versions in feed.target.versions.values() for _, each in versions],
+        )
+    mariadb.execute(
+        f"CREATE TRIGGER {elsewhere}.tr AFTER INSERT ON {elsewhere}.other FOR EACH ROW UPDATE "
+        f"{name}.t SET v = 9",
+        "SET binlog_format=MIXED",
+        f"INSERT INTO {elsewhere}.other VALUES (1)",
+        f"DROP TRIGGER {elsewhere}.tr",
+    )
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(StatementLoggedError, match="have triggers"), flatten_subgroups=True
+    ):
+        async with following(
+            mariadb.uri, meta, f"{name}.*", start_ts=start_ts, tables=tables
+        ) as feed:
+            await asyncio.wait_for(asyncio.wait([feed.task]), 200)
+
+
 async def test_an_alter_of_two_phases_that_fails_changes_nothing(meta: EtcdMeta) -> None:
     with running_mariadb("--binlog-alter-two-phase=ON") as server:
         name = server.database()
@@ -275,13 +303,13 @@ async def test_a_table_that_is_there_already_is_not_looked_for_in_the_log(
     """
     name, looked = mariadb.database(), list[tuple[str, str]]()
     mariadb.execute(T, "CREATE TABLE u (id INT PRIMARY KEY, w INT)", database=name)
-    look = puller.definitions_behind
+    look = LogAhead.definitions
 
-    def noted(session: Any, options: Any, names: Any, *rest: Any, **named: Any) -> Any:
+    def noted(ahead: LogAhead, session: Any, names: Any, place: Any) -> Any:
         looked.extend(names)
-        return look(session, options, names, *rest, **named)
+        return look(ahead, session, names, place)
 
-    monkeypatch.setattr(puller, "definitions_behind", noted)
+    monkeypatch.setattr(LogAhead, "definitions", noted)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
         mariadb.execute(
             "CREATE TABLE IF NOT EXISTS t (other INT)",
@@ -292,3 +320,37 @@ async def test_a_table_that_is_there_already_is_not_looked_for_in_the_log(
         assert [row["v"] for row in await feed.seen(f"{name}.t", 1)] == [2]
         assert not await told(feed, name, mariadb)
     assert looked == [(name, "the_end")]
+
+
+async def test_many_tables_without_rows_are_looked_for_in_the_log_once(
+    mariadb: MariaDb, meta: EtcdMeta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind, each of them would read the rest of the log."""
+    name, begins = mariadb.database(), list[Any]()
+    mariadb.execute(T, database=name)
+    async with following(mariadb.uri, meta, f"{name}.*") as feed:
+        start_ts, tables = (
+            feed.start_ts,
+            [each for versions in feed.target.versions.values() for _, each in versions],
+        )
+    mariadb.execute(
+        *(f"CREATE TABLE t{each} (id INT PRIMARY KEY, c VARCHAR(9))" for each in range(30)),
+        "INSERT INTO t7 VALUES (1, 'é')",
+        "ALTER TABLE t8 ADD x INT DEFAULT 3",
+        "INSERT INTO t8 VALUES (1, 'é', 4)",
+        database=name,
+    )
+    opens = scanner.open_stream
+
+    def noted(session: Any, place: Any, *rest: Any, **named: Any) -> Any:
+        begins.append(place)
+        return opens(session, place, *rest, **named)
+
+    monkeypatch.setattr(scanner, "open_stream", noted)
+    async with following(mariadb.uri, meta, f"{name}.*", start_ts=start_ts, tables=tables) as feed:
+        (row,) = await feed.seen(f"{name}.t8", 1)
+        changes = [change for change in feed.target.changes if change.tables]
+    assert (row["c"], row["x"]) == ("é", 4)
+    assert len(changes) == 31
+    # Other tests write to this log, too.
+    assert len(begins) < 15

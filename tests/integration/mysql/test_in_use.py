@@ -44,6 +44,17 @@ PARTITIONED: Final = "CREATE TABLE p (id INT PRIMARY KEY, v INT) PARTITION BY RA
 PARTITIONED_ROWS: Final = "INSERT INTO p VALUES (1, 1), (2, 2), (5, 5)"
 OTHER: Final = "CREATE TABLE x (id INT PRIMARY KEY, v INT)"
 OTHER_ROWS: Final = "INSERT INTO x VALUES (1, 11), (0, 10)"
+FAMILY: Final = (
+    "CREATE TABLE par (id INT PRIMARY KEY)",
+    "CREATE TABLE kid (id INT PRIMARY KEY, p INT, FOREIGN KEY f (p) REFERENCES par (id) ON DELETE CASCADE)",
+)
+FAMILY_ROWS: Final = ("INSERT INTO par VALUES (1), (2)", "INSERT INTO kid VALUES (10, 1), (20, 2)")
+VERSIONED: Final = "CREATE TABLE o (id INT PRIMARY KEY, v INT) WITH SYSTEM VERSIONING"
+VERSIONED_ROWS: Final = (
+    "SET system_versioning_alter_history=KEEP",
+    "INSERT INTO o (id, v) VALUES (5, 1)",
+    "UPDATE o SET v = 9",
+)
 UNLOGGED, LOGGED = "SET sql_log_bin=0", "SET sql_log_bin=1"
 LATER: Final = "INSERT INTO t (id) VALUES (4)"
 FAILS: Final = "!"
@@ -111,11 +122,17 @@ CASES: Final[Mapping[str, Case]] = {
     "period_created": Case(["CREATE TABLE p (id INT, s DATE, e DATE, PERIOD FOR app (s, e), PRIMARY KEY (id, app WITHOUT OVERLAPS))", "INSERT INTO p VALUES (1, '2024-01-01', '2024-12-31')", "DELETE FROM p FOR PORTION OF app FROM '2024-03-01' TO '2024-04-01'"]),
     "period_added": Case(["ALTER TABLE t ADD PERIOD FOR app (d, e), ADD UNIQUE (v, app WITHOUT OVERLAPS)", "ALTER TABLE t ADD x INT DEFAULT 3", "UPDATE t FOR PORTION OF app FROM '2024-02-01' TO '2024-03-01' SET x = 9", "ALTER TABLE t DROP INDEX v, DROP PERIOD FOR app", "UPDATE t SET x = x + 1"], ["CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, v INT, d DATETIME NOT NULL, e DATETIME NOT NULL)"], ["INSERT INTO t (v, d, e) VALUES (1, '2024-01-01', '2024-12-31')"], ["t"]),
     "ghost_beside": Case(["CREATE TABLE {away}._t_gho LIKE t", "ALTER TABLE {away}._t_gho ADD x INT NOT NULL DEFAULT 5", "INSERT INTO {away}._t_gho (id, v, c, d) SELECT * FROM t", "RENAME TABLE t TO {away}._t_del, {away}._t_gho TO t", LATER], read_again=["t"]),
-    "ghost_unique": Case(["CREATE TABLE {away}._t_gho LIKE t", "ALTER TABLE {away}._t_gho ADD UNIQUE u (v)", "INSERT IGNORE INTO {away}._t_gho SELECT * FROM t", "RENAME TABLE t TO {away}._t_del, {away}._t_gho TO t"], rows=["INSERT INTO t (id, v) VALUES (1, 10), (2, 10)"], read_again=["t"]),
+    "ghost_unique": Case(["CREATE TABLE {away}._t_gho LIKE t", "ALTER TABLE {away}._t_gho ADD UNIQUE u (v)", "INSERT IGNORE INTO {away}._t_gho SELECT * FROM t", "RENAME TABLE t TO {away}._t_20240101010101_del, {away}._t_gho TO t"], rows=["INSERT INTO t (id, v) VALUES (1, 10), (2, 10)"], read_again=["t"]),
     "ghost_collation": Case(["CREATE TABLE {away}._k_gho LIKE k", "ALTER TABLE {away}._k_gho CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci", "INSERT IGNORE INTO {away}._k_gho SELECT * FROM k", "RENAME TABLE k TO {away}._k_del, {away}._k_gho TO k"], ["CREATE TABLE k (s VARCHAR(9) COLLATE utf8mb4_bin PRIMARY KEY)"], ["INSERT INTO k VALUES ('a'), ('A')"], ["k"]),
     "ghost_index": Case(["CREATE TABLE {away}._u_gho LIKE u", "ALTER TABLE {away}._u_gho ADD KEY k (v), DROP KEY x, ADD UNIQUE y (v, id)", "INSERT IGNORE INTO {away}._u_gho SELECT * FROM u", "RENAME TABLE u TO {away}._u_del, {away}._u_gho TO u"], ["CREATE TABLE u (id INT PRIMARY KEY, v INT, UNIQUE x (id, v))"], ["INSERT INTO u VALUES (1, 10), (2, 10)"]),
     "reloaded": Case(["CREATE TABLE {away}.fresh LIKE t", "INSERT INTO {away}.fresh (id, v) VALUES (2, 21), (7, 70)", "RENAME TABLE t TO {away}.stale, {away}.fresh TO t", LATER], read_again=["t"]),
     "reloaded_while_empty": Case(["TRUNCATE t", "CREATE TABLE {away}.fresh2 LIKE t", "INSERT INTO {away}.fresh2 (id, v) VALUES (2, 21), (7, 70)", "RENAME TABLE t TO {away}.stale2, {away}.fresh2 TO t", "UPDATE t SET v = 5", "ALTER TABLE t ADD x INT DEFAULT (id * 2)"], read_again=["t"]),
+    "cascade_left_out": Case(["ALTER TABLE kid ADD x INT DEFAULT 3", "INSERT INTO kid VALUES (11, 1, 5)", "DELETE FROM par WHERE id = 1"], FAMILY, FAMILY_ROWS),
+    "cascade_came": Case(["CREATE TABLE {away}.par (id INT PRIMARY KEY)", "CREATE TABLE {away}.kid (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES {away}.par (id) ON DELETE CASCADE)", "INSERT INTO {away}.par VALUES (1), (2)", "RENAME TABLE {away}.kid TO kid", "INSERT INTO kid VALUES (10, 1), (20, 2)", "DELETE FROM {away}.par WHERE id = 1"]),
+    "cascade_ended": Case(["ALTER TABLE kid ADD x INT DEFAULT 3", "INSERT INTO kid VALUES (11, 1, 5)", "DELETE FROM par WHERE id = 1", "ALTER TABLE kid DROP FOREIGN KEY f", "INSERT INTO kid VALUES (12, 1, 5)"], FAMILY, FAMILY_ROWS, ["kid"]),
+    "versioned_like": Case(["CREATE TABLE {away}.ver (id INT PRIMARY KEY, v INT) WITH SYSTEM VERSIONING", "CREATE TABLE n LIKE {away}.ver", "INSERT INTO n VALUES (1, 1)", "UPDATE n SET v = 2"]),
+    "versioned_left_out": Case(["ALTER TABLE o ADD x INT", "INSERT INTO o (id, v) VALUES (1, 1)", "UPDATE o SET v = 2"], [VERSIONED], VERSIONED_ROWS),
+    "versioned_ended": Case(["ALTER TABLE o ADD x INT", "UPDATE o SET v = 2", "ALTER TABLE o DROP SYSTEM VERSIONING", "UPDATE o SET v = 3"], [VERSIONED], VERSIONED_ROWS, ["o"]),
     "mode_of_statement": Case(["SET STATEMENT sql_mode='NO_BACKSLASH_ESCAPES' FOR ALTER TABLE t ADD x VARCHAR(20) DEFAULT 'a\\nb'", "SET STATEMENT sql_mode='ANSI_QUOTES' FOR ALTER TABLE t ADD y VARCHAR(20) DEFAULT \"ab\"", "SET sql_mode='NO_BACKSLASH_ESCAPES'", "SET STATEMENT sql_mode='' FOR ALTER TABLE t ADD z VARCHAR(20) DEFAULT 'a\\nb'", "SET sql_mode=DEFAULT", LATER], read_again=["t"]),
     "mode_of_plain_statement": Case(["SET STATEMENT sql_mode='' FOR ALTER TABLE t ADD x VARCHAR(20) DEFAULT 'ab', ADD y INT", LATER]),
     "oracle_created": Case(["SET sql_mode=ORACLE", "CREATE TABLE n (id NUMBER(9) PRIMARY KEY, d DATE, v VARCHAR2(9), w VARCHAR2(5) BYTE, r RAW(5), c CLOB, b BLOB, n NUMBER, i INTEGER, m mariadb_schema.DATE)", "INSERT INTO n VALUES (1, '2024-01-01 10:11:12', 'é', 'w', 'b', 'c', 'bb', 1.5, 3, '2024-01-01')", "CREATE TABLE n2 AS SELECT * FROM n", "ALTER TABLE n2 ADD PRIMARY KEY (id)", "CREATE TABLE n3 LIKE n", "INSERT INTO n3 SELECT * FROM n"], read_again=["n2"]),

@@ -143,8 +143,12 @@ def _type_of(
         return Type.BIT, spec.length or 1, BINARY
     if base in _GEOMETRIES:
         return Type.GEOMETRY, 4, BINARY
-    if base in ("binary", "varbinary"):
-        return *_bytes(spec), BINARY
+    is_blob = base in _BLOBS
+    if is_blob or base in ("binary", "varbinary"):
+        if spec.collation not in ("", "binary"):
+            raise LostError("bytes that have a collation are texts")
+        kind, meta = (Type.BLOB, _blob(_BLOBS[base], spec, 1)) if is_blob else _bytes(spec)
+        return kind, meta, BINARY
     if base == "json":
         return (Type.BLOB, 4, _UTF8MB4_BIN) if mariadb else (Type.JSON, 4, BINARY)
     if base == "vector":
@@ -152,8 +156,6 @@ def _type_of(
     fixed = _FIXED.get(base) or _FIXED_MORE.get(base)
     if fixed is not None:
         return *fixed, BINARY
-    if base in _BLOBS:
-        return Type.BLOB, _blob(_BLOBS[base], spec, 1), BINARY
     collation = collations.of(spec.charset, spec.collation, usual, binary=spec.bin)
     return *_text(spec, character_bytes(collation)), collation
 

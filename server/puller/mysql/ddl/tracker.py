@@ -228,6 +228,7 @@ class _Alter:
             raise LostError("two columns have one name, or none is left")
         columns = self._converted(columns)
         self._check_computed(names)
+        self._check_untold()
         self._check_primary(columns)
         indexes = self._indexes()
         if self._tree.ignore and self._drops_rows():
@@ -406,6 +407,18 @@ class _Alter:
                 if of:
                     why = f"column {column.name} is computed from {', '.join(of)}"
                     self._unclear.append(why)
+
+    def _check_untold(self) -> None:
+        """What ends here, and was not known of a table that was read late: whose rows told of its
+        columns, while the catalogue was further.
+        """
+        specs = self._tree.specs
+        if any(isinstance(spec, Versioning) and not spec.adds for spec in specs):
+            self._unclear.append("its log had rows of the past while it was system-versioned")
+        drops = (spec.kind for spec in specs if isinstance(spec, DropKey))
+        is_untold = any(column.generated == UNTOLD for column in self._table.columns)
+        if is_untold and not {"foreign", "constraint"}.isdisjoint(drops):
+            self._unclear.append("whether the foreign key that ends here changed rows is not known")
 
     # Keys
 

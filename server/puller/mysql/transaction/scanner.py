@@ -6,49 +6,78 @@ log is read ahead, on a connection of its own, from the place to the present: th
 a table tells its columns; a table that is not met keeps what the catalogue says. A DDL that is met
 only moves names: no row is between the place and it, so any columns do until it is reached. What is
 met later, while the catalogue was being read, is looked at again.
+
+What was read ahead is kept (`LogIndex`), so that many statements that ask, one behind the other,
+read the rest of the log once and not each of them: a migration that makes a thousand tables does so
+while the changefeed is behind, too.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from server.puller.mysql.ddl.definition import Definition
-from server.puller.mysql.ddl.statement import Kind, Statement, Verb, dialect_of, statement_of
-from server.puller.mysql.ddl.tokens import Dialect
-from server.puller.mysql.ddl.tree import TableName
+from server.puller.mysql.ddl.statement import (
+    Action,
+    Kind,
+    Statement,
+    Verb,
+    dialect_of,
+    statement_of,
+)
+from server.puller.mysql.ddl.tokens import Dialect, NotUnderstoodError, tokens_of
+from server.puller.mysql.ddl.tree import Harmless, TableName
 from server.puller.mysql.log.stream import LogPlace, open_stream
 from server.puller.mysql.session.catalogue import read_definitions
 from server.puller.mysql.session.connection import Session, log_in_to
 from server.puller.mysql.session.options import MySqlOptions
 from storage.mysql.compressed import expanded
 from storage.mysql.control import MariaGtid, Query, Rotate
-from storage.mysql.event import Events, EventType
-from storage.mysql.table_map import TableMap
+from storage.mysql.event import HEADER_BYTES, Events, EventType
+from storage.mysql.table_map import ID_BYTES, TableMap
 
 _TAKE_S = 10.0
 _IS_SEEN = np.isin(
     np.arange(256),
-    [EventType.TABLE_MAP, EventType.QUERY, EventType.MARIADB_GTID, EventType.FORMAT_DESCRIPTION],
+    [
+        EventType.TABLE_MAP,
+        EventType.QUERY,
+        EventType.MARIADB_GTID,
+        EventType.FORMAT_DESCRIPTION,
+        EventType.ROTATE,
+    ],
 )
 # the server's id for tools that read once: it evicts nobody
 _ANONYMOUS_READER = 0
+_FORGET_MIN: Final = 4096
+"""How many entries of an index that are behind the reader are worth to be dropped at once."""
 
 
 Place: TypeAlias = tuple[str, int]
 """A file of a server's log, and an offset in it."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TableSearch:
-    """A table whose definition is looked for, under the name it has at the place reached."""
+    """A table at a place of the log, as far as what was read behind it tells."""
 
     name: TableName
-    table_map: TableMap | None = None
+    now: TableName
+    """The name that it has where it was met, or where what was read ends."""
+    table_map: bytes | None = None
+    """The body of its first TABLE_MAP."""
     gone: bool = False
     altered: bool = False
     """Whether another DDL came before what was found: it tells of the table behind that."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not met: the catalogue tells, if the log has no more."""
+        return self.table_map is None and not self.gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,124 +86,275 @@ class FoundDefinition:
 
     table: Definition | TableMap
     sure: bool = True
+    faults: tuple[str, ...] = ()
+    """Why it cannot be replicated, as the catalogue says by now: a TABLE_MAP does not tell."""
 
 
-@dataclass(slots=True)
-class LogSearch:
-    """Looks for definitions of tables in the events behind a place of the log. Pure."""
-
-    dialect: Dialect
-    searches: dict[TableName, TableSearch]
-    """The searches that go on, by the names that their tables have at the place reached."""
-    done: list[TableSearch] = field(default_factory=list)
-    met: bool = False
-    """Whether an event about one of the tables came since this was last set to False."""
-    passes: bool = False
-    """Whether the statement that comes changes nothing:
-    it is a phase of an ALTER that is not its end.
+class LogIndex:
+    """What the log says of tables from `begin` to `end`: each DDL, and the first TABLE_MAP of a
+    table behind each DDL of it. Pure.
     """
 
-    def see(self, events: Events, *, mariadb: bool) -> None:
-        """Take the next events of the log."""
-        types = events.types
-        for event_number in np.flatnonzero(_IS_SEEN[types]).tolist():
-            if types[event_number] == EventType.TABLE_MAP:
-                self._see_table(TableMap.parse(events.body(event_number), mariadb=mariadb))
-            elif types[event_number] == EventType.MARIADB_GTID:
-                self.passes = MariaGtid.parse(
-                    events.header(event_number), events.body(event_number)
-                ).changes_nothing
-            elif types[event_number] == EventType.FORMAT_DESCRIPTION:
-                self.dialect = dialect_of(events.body(event_number), self.dialect)
-            elif not self.passes:
-                self._see_statement(
-                    statement_of(Query.parse(events.body(event_number)), self.dialect)
-                )
+    def __init__(self, place: Place, dialect: Dialect) -> None:
+        self.begin = place
+        self.end = place
+        self._dialect = dialect
+        self._orders: list[tuple[int, int]] = []
+        """Where each entry stands, ascending."""
+        self._entries: list[Action | bytes | None] = []
+        """A DDL's action; the body of a TABLE_MAP; None: triggers may have ended."""
+        self._by_name: dict[TableName, list[int]] = defaultdict(list)
+        """The entries of each table by their number; of schemas that are dropped without one."""
+        self._endings: list[int] = []
+        """The entries that are None."""
+        self._mapped: set[TableName] = set()
+        """Tables with a TABLE_MAP since their last DDL."""
+        self._mapped_ids: set[int] = set()
+        """The server's numbers of tables since the last DDL of any."""
+        self._passes = False
+        """Whether the statement that comes changes nothing:
+        it is a phase of an ALTER that is not its end.
+        """
 
-    def _see_table(self, table_map: TableMap) -> None:
-        search = self.searches.pop((table_map.schema, table_map.table), None)
-        if search is not None:
-            search.table_map, self.met = table_map, True
-            self.done.append(search)
+    def see(self, events: Events) -> None:
+        """Take the next events of the log, without compressed ones."""
+        types, positions = events.types, events.next_positions
+        first = 0
+        for number in np.flatnonzero(_IS_SEEN[types]).tolist():
+            kind = types[number]
+            if positions[number]:
+                self.end = self.end[0], int(positions[number])
+            if kind == EventType.ROTATE:
+                rotate = Rotate.parse(events.body(number))
+                self.end, first = (rotate.file, rotate.position), number + 1
+            else:
+                self._see(events, number, kind)
+        # Those that were made for this reader only have no place.
+        real = positions[first:][positions[first:] > 0]
+        if len(real):
+            self.end = self.end[0], int(real[-1])
 
-    def _see_statement(self, statement: Statement) -> None:
+    def _see(self, events: Events, number: int, kind: int) -> None:
+        if kind == EventType.TABLE_MAP:
+            at = events.begin[number : number + 1] + HEADER_BYTES
+            table_id = int(events.data.number(at, ID_BYTES)[0])
+            if table_id not in self._mapped_ids:
+                self._mapped_ids.add(table_id)
+                self.see_table(events.body(number))
+        elif kind == EventType.MARIADB_GTID:
+            gtid = MariaGtid.parse(events.header(number), events.body(number))
+            self._passes = gtid.changes_nothing
+        elif kind == EventType.FORMAT_DESCRIPTION:
+            self._dialect = dialect_of(events.body(number), self._dialect)
+            self._mapped_ids.clear()
+        elif not self._passes:
+            query = Query.parse(events.body(number))
+            self.see_statement(statement_of(query, self._dialect), query.sql)
+
+    def see_table(self, body: bytes) -> None:
+        """Take the body of a TABLE_MAP at `end`."""
+        name = TableMap.names(body)
+        if name not in self._mapped:
+            self._mapped.add(name)
+            self._put(body, name)
+
+    def see_statement(self, statement: Statement, sql: str) -> None:
+        """Take a statement at `end`."""
         if statement.kind is not Kind.DDL:
+            if _may_end_triggers(statement, sql):
+                self._endings.append(len(self._entries))
+                self._put(None)
             return
+        self._mapped_ids.clear()
         for action in statement.actions:
-            names = [action.name]
+            names = [action.name] if action.to is None else [action.name, action.to]
             if action.verb is Verb.SCHEMA_DROPPED:
-                names = [name for name in self.searches if name[0] == action.name[0]]
-            for name in names:
-                search = self.searches.get(name)
-                if search is None:
-                    continue
-                self.met = True
-                if action.verb in (Verb.DROPPED, Verb.SCHEMA_DROPPED):
-                    search.gone = True
-                    self.done.append(self.searches.pop(name))
-                elif action.verb is Verb.RENAMED and action.to is not None:
-                    self.searches[action.to] = self.searches.pop(name)
-                elif action.verb is Verb.ALTERED:
-                    search.altered = True
+                schema = action.name[0]
+                self._mapped = {name for name in self._mapped if name[0] != schema}
+            self._mapped.difference_update(names)
+            self._put(action, *names)
+
+    def _put(self, entry: Action | bytes | None, *names: TableName) -> None:
+        for name in names:
+            self._by_name[name].append(len(self._entries))
+        self._orders.append(_order(self.end))
+        self._entries.append(entry)
+
+    def search(self, name: TableName, place: Place) -> TableSearch:
+        """Look for a table that has this name at `place`, right behind a DDL of it."""
+        search = TableSearch(name, name)
+        at = bisect_right(self._orders, _order(place))
+        while search.is_open and (number := self._next(search.now, at)) is not None:
+            at, entry = number + 1, self._entries[number]
+            if isinstance(entry, bytes):
+                search = replace(search, table_map=entry)
+            elif entry is not None:
+                search = _behind(search, entry)
+        return search
+
+    def _next(self, name: TableName, at: int) -> int | None:
+        """The first entry of a table, or of its schema, from the entry `at` on."""
+        found: list[int] = []
+        for numbers in (self._by_name.get(name, ()), self._by_name.get((name[0], ""), ())):
+            place = bisect_right(numbers, at - 1)
+            found += numbers[place : place + 1]
+        return min(found, default=None)
+
+    def is_known_alone(self, name: TableName, place: Place) -> bool:
+        """Whether a table had at `place` no other triggers, and was no view, than at `end`."""
+        at = bisect_right(self._orders, _order(place))
+        ends = bool(self._endings) and self._endings[-1] >= at
+        return not ends and self._made_behind(name, at)
+
+    def _made_behind(self, name: TableName, at: int) -> bool:
+        while (number := self._next(name, at)) is not None:
+            at, entry = number + 1, self._entries[number]
+            if isinstance(entry, Action) and entry.verb not in (Verb.ALTERED, Verb.TRUNCATED):
+                return False
+        return True
+
+    def without(self, place: Place) -> "LogIndex":
+        """The same without what is before `place`, if that is much."""
+        first = bisect_right(self._orders, _order(place))
+        if first < max(_FORGET_MIN, len(self._entries) // 2):
+            return self
+        rest = LogIndex(place, self._dialect)
+        rest.end, rest._passes = self.end, self._passes
+        rest._mapped, rest._mapped_ids = self._mapped, self._mapped_ids
+        rest._orders, rest._entries = self._orders[first:], self._entries[first:]
+        rest._endings = [number - first for number in self._endings if number >= first]
+        for name, numbers in self._by_name.items():
+            if kept := [number - first for number in numbers if number >= first]:
+                rest._by_name[name] = kept
+        return rest
 
 
-def definitions_behind(
-    session: Session,
-    options: MySqlOptions,
-    names: Sequence[TableName],
-    place: Place,
-    *,
-    fold_case: bool,
-) -> dict[TableName, FoundDefinition]:
-    """The tables of these names right behind a place in the log of the session's server;
-    without those that are gone.
-
-    Raises:
-        MySqlUnavailableError, LogPurgedError, …: the server or its log cannot be read.
-    """
-    look = LogSearch(Dialect(fold_case=fold_case), {name: TableSearch(name) for name in names})
-    while True:
-        end = log_end(session)
-        look.met = False
-        if look.searches and end != place:
-            for events in _between(session, options, place, end):
-                look.see(events, mariadb=session.flavor.is_mariadb)
-                if not look.searches:
-                    break
-        definitions = read_definitions(session, list(look.searches))
-        again = log_end(session)
-        place = end
-        if again == end or not look.searches or not _touched(session, options, look, end, again):
-            return _answer(look, definitions)
+def _behind(search: TableSearch, action: Action) -> TableSearch:
+    """The search behind an action of its table, or of its schema."""
+    if action.verb is Verb.SCHEMA_DROPPED:
+        return replace(search, gone=True)
+    if action.name != search.now:
+        return search  # another table gets this name, when it is free
+    if action.verb is Verb.DROPPED:
+        return replace(search, gone=True)
+    if action.verb is Verb.RENAMED and action.to is not None:
+        return replace(search, now=action.to)
+    return replace(search, altered=search.altered or action.verb is Verb.ALTERED)
 
 
-def _touched(
-    session: Session, options: MySqlOptions, look: LogSearch, begin: Place, end: Place
-) -> bool:
-    """Whether the log went on about one of the tables while the catalogue was read."""
-    probe = LogSearch(look.dialect, {name: TableSearch(name) for name in look.searches})
-    for events in _between(session, options, begin, end):
-        probe.see(events, mariadb=session.flavor.is_mariadb)
-    return probe.met
+def _may_end_triggers(statement: Statement, sql: str) -> bool:
+    """Whether a table may have had a trigger before a statement that it has not behind it."""
+    if statement.kind is Kind.UNKNOWN:
+        return "trigger" in statement.words
+    if statement.tree != Harmless("trigger"):
+        return False
+    try:
+        words = [token.text.upper() for token in tokens_of(sql, Dialect())[:2]]
+    except NotUnderstoodError:
+        return True
+    return words[:1] != ["CREATE"] or words[1:] == ["OR"]
+
+
+class LogAhead:
+    """Reads the log of one server ahead, each part once; used by one thread at a time."""
+
+    def __init__(self, options: MySqlOptions, *, fold_case: bool) -> None:
+        self._options = options
+        self._dialect = Dialect(fold_case=fold_case)
+        self._index = LogIndex(("", 0), self._dialect)
+
+    def definitions(
+        self, session: Session, names: Sequence[TableName], place: Place
+    ) -> dict[TableName, FoundDefinition]:
+        """The tables of these names right behind a DDL of them that ends at a place of the log of
+        the session's server; without those that are gone.
+
+        Raises:
+            MySqlUnavailableError, LogPurgedError, …: the server or its log cannot be read.
+        """
+        self._go_to(place)
+        while True:
+            end = log_end(session)
+            searches = self._searched(session, names, place, end)
+            definitions = read_definitions(
+                session, [each.now for each in searches if not each.gone]
+            )
+            again = log_end(session)
+            if again == end or not any(each.is_open for each in searches):
+                break
+            # The log may have gone on about one of them while the catalogue was read.
+            if self._searched(session, names, place, again) == searches:
+                break
+        return _answer(searches, definitions, mariadb=session.flavor.is_mariadb)
+
+    def changed_alone(self, session: Session, name: TableName, place: Place) -> bool:
+        """Whether the catalogue, asked before, tells of a table's triggers at a place.
+
+        Raises as `definitions`.
+        """
+        self._go_to(place)
+        for _ in self._read(session, log_end(session)):
+            pass
+        return self._index.is_known_alone(name, place)
+
+    def _go_to(self, place: Place) -> None:
+        if is_before(place, self._index.begin) or is_before(self._index.end, place):
+            self._index = LogIndex(place, self._dialect)
+        self._index = self._index.without(place)
+
+    def _searched(
+        self, session: Session, names: Sequence[TableName], place: Place, end: Place
+    ) -> list[TableSearch]:
+        """Read on until all tables are met, or to `end`."""
+        searches = [self._index.search(name, place) for name in names]
+        reading = self._read(session, end)
+        while any(each.is_open for each in searches) and next(reading, False):
+            searches = [self._index.search(name, place) for name in names]
+        reading.close()
+        return searches
+
+    def _read(self, session: Session, end: Place) -> Generator[bool, None, None]:
+        """Read on to `end`, perhaps some more; yields behind each part."""
+        index = self._index
+        if not is_before(index.end, end):
+            return
+        reader = log_in_to(session.address, self._options)
+        place = LogPlace("", *index.end)
+        stream = open_stream(reader, place, self._options, _ANONYMOUS_READER, follow=False)
+        try:
+            while not stream.ended:
+                for arrived in stream.take(_TAKE_S):
+                    for events in expanded(arrived):
+                        index.see(events)
+                yield True
+                if not is_before(index.end, end):
+                    return
+        finally:
+            stream.close()
 
 
 def _answer(
-    look: LogSearch, definitions: dict[TableName, Definition]
+    searches: Sequence[TableSearch], definitions: dict[TableName, Definition], *, mariadb: bool
 ) -> dict[TableName, FoundDefinition]:
     """Each table under the name that it has at the place:
     it may have been found under another one.
     """
     answer = {}
-    for search in look.done:
-        if search.table_map is not None and not search.gone:
+    for search in searches:
+        definition = definitions.get(search.now)
+        if search.gone:
+            continue
+        if search.table_map is not None:
             schema, table = search.name
+            table_map = TableMap.parse(search.table_map, mariadb=mariadb)
             answer[search.name] = FoundDefinition(
-                replace(search.table_map, schema=schema, table=table), not search.altered
+                replace(table_map, schema=schema, table=table),
+                not search.altered,
+                definition.faults if definition is not None else (),
             )
-    for name, search in look.searches.items():
-        if name in definitions:
+        elif definition is not None:
             answer[search.name] = FoundDefinition(
-                replace(definitions[name], name=search.name), not search.altered
+                replace(definition, name=search.name), not search.altered
             )
     return answer
 
@@ -196,22 +376,3 @@ def is_before(place: Place, other: Place) -> bool:
 def _order(place: Place) -> tuple[int, int]:
     number = place[0].rpartition(".")[2]
     return (int(number) if number.isdecimal() else 0), place[1]
-
-
-def _between(session: Session, options: MySqlOptions, begin: Place, end: Place) -> Iterator[Events]:
-    """The events of the log from one place to another, compressed ones expanded;
-    perhaps some more.
-    """
-    reader = log_in_to(session.address, options)
-    stream = open_stream(reader, LogPlace("", *begin), options, _ANONYMOUS_READER, follow=False)
-    file = begin[0]
-    try:
-        while not stream.ended:
-            for events in stream.take(_TAKE_S):
-                yield from expanded(events)
-                for event_number in events.of(EventType.ROTATE).tolist():
-                    file = Rotate.parse(events.body(event_number)).file
-                if not is_before((file, int(events.next_positions[-1])), end):
-                    return
-    finally:
-        stream.close()

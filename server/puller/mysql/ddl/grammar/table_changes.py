@@ -130,8 +130,8 @@ class TableChangeReader(ColumnReader, TableOptionReader):
             yield Versioning(adds=False)
         elif self.skip("PERIOD", "FOR"):
             self.if_exists()
-            self.name()
-            yield Versioning(adds=False)
+            system = self.name().upper() == "SYSTEM_TIME"
+            yield Versioning(adds=False) if system else NoEffect("DROP PERIOD")
         elif self.skip("PRIMARY", "KEY"):
             yield DropKey("primary")
         elif self.skip("FOREIGN", "KEY"):

@@ -15,7 +15,8 @@ from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.tables import Tables, name_of, new_id, record_of, same_keys
-from server.puller.mysql.transaction.scanner import LogSearch, TableSearch, _answer, is_before
+from server.puller.mysql.transaction import scanner
+from server.puller.mysql.transaction.scanner import LogIndex, TableSearch, _answer, is_before
 from server.puller.mysql.transaction.transactions import LoggedStatement
 from storage.mysql.control import Query
 from storage.mysql.schema import Column, Type
@@ -209,16 +210,35 @@ def test_what_makes_a_table_ineligible_is_kept_in_its_record() -> None:
         mysql_table(record_of(Definition(("s", "t"), COLUMNS, ()), 1))
 
 
+BEGIN = ("log.000001", 100)
+"""The place where a search begins."""
+
+
+def index_of(*seen: str | TableMap) -> LogIndex:
+    """The index of a log that has these statements and tables behind `BEGIN`, each 10 bytes on."""
+    index = LogIndex(BEGIN, Dialect())
+    for number, each in enumerate(seen, 1):
+        index.end = BEGIN[0], BEGIN[1] + 10 * number
+        if isinstance(each, str):
+            index.see_statement(read_statement(each, "s"), each)
+        else:
+            index.see_table(body_of(each))
+    return index
+
+
+def body_of(table_map: TableMap) -> bytes:
+    """Of a TABLE_MAP event, as far as its names."""
+    names = b"".join(
+        bytes((len(name),)) + name.encode() + b"\0" for name in (table_map.schema, table_map.table)
+    )
+    return bytes(8) + names
+
+
 def looked(*queries: str) -> dict[TableName, str]:
     """By the names a table has first: where it is at the end, or `gone`."""
-    look = LogSearch(
-        Dialect(), searches={("s", name): TableSearch(("s", name)) for name in ("a", "b")}
-    )
-    for query in queries:
-        look._see_statement(read_statement(query, "s"))
-    return {each.name: "gone" for each in look.done} | {
-        each.name: now[1] for now, each in look.searches.items()
-    }
+    index = index_of(*queries)
+    found = [index.search(("s", name), BEGIN) for name in ("a", "b")]
+    return {each.name: "gone" if each.gone else each.now[1] for each in found}
 
 
 def test_looking_ahead_follows_names_and_ends_at_drops() -> None:
@@ -233,18 +253,61 @@ def test_looking_ahead_follows_names_and_ends_at_drops() -> None:
     }
 
 
-def test_a_table_found_under_a_later_name_has_the_one_it_was_sought_by() -> None:
-    look = LogSearch(
-        Dialect(), searches={("s", name): TableSearch(("s", name)) for name in ("a", "b")}
+def test_what_was_read_once_answers_for_each_place_in_it() -> None:
+    a, b = (TableMap("s", name, COLUMNS, ("id",)) for name in "ab")
+    index = index_of("CREATE TABLE a (id INT)", a, "ALTER TABLE a ADD x INT", a, b, a)
+    created, altered = (BEGIN[0], BEGIN[1] + 10), (BEGIN[0], BEGIN[1] + 30)
+    assert index.search(("s", "a"), created) == TableSearch(("s", "a"), ("s", "a"), body_of(a))
+    assert index.search(("s", "a"), altered).table_map == body_of(a)
+    assert index.search(("s", "b"), created).table_map == body_of(b)
+    assert index.search(("s", "c"), created).is_open
+    # Only the first one behind each DDL is kept.
+    assert len(index._entries) == 5
+
+
+def test_a_table_that_is_altered_before_its_rows_come_is_not_told_surely() -> None:
+    index = index_of("ALTER TABLE a ADD x INT", TableMap("s", "a", COLUMNS, ("id",)))
+    assert index.search(("s", "a"), BEGIN).altered
+
+
+def test_what_is_behind_the_reader_is_dropped_when_it_is_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scanner, "_FORGET_MIN", 2)
+    index = index_of(
+        "CREATE TABLE a (id INT)", "DROP TABLE a", "CREATE TABLE b (id INT)", "DROP TABLE b"
     )
-    look._see_statement(read_statement("RENAME TABLE a TO t, b TO a, t TO b", "s"))
-    look._see_table(TableMap("s", "b", COLUMNS, ("id",)))
-    seen = _answer(look, {("s", "a"): Definition(("s", "a"), COLUMNS, ("id",))})
-    told, defined = seen["s", "a"].table, seen["s", "b"].table
-    assert isinstance(told, TableMap)
-    assert (told.schema, told.table) == ("s", "a")
-    assert isinstance(defined, Definition)
-    assert defined.name == ("s", "b")
+    rest = index.without((BEGIN[0], BEGIN[1] + 30))
+    assert (len(index._entries), len(rest._entries)) == (4, 1)
+    assert rest.search(("s", "b"), rest.begin).gone
+    assert rest.end == index.end
+
+
+@pytest.mark.parametrize(
+    ("query", "alone"),
+    [
+        ("DROP TRIGGER tr", False),
+        ("CREATE OR REPLACE TRIGGER tr AFTER INSERT ON x FOR EACH ROW SET @a = 1", False),
+        ("/* x */ CREATE TRIGGER tr AFTER INSERT ON x FOR EACH ROW SET @a = 1", True),
+        ("DROP VIEW a", True),
+        ("CREATE TABLE a (id INT)", False),
+        ("RENAME TABLE b TO a", False),
+        ("DROP DATABASE s", False),
+        ("ALTER TABLE a ADD x INT", True),
+        ("TRUNCATE a", True),
+    ],
+)
+def test_what_triggers_a_table_had_is_known_while_none_ended(query: str, alone: bool) -> None:
+    assert index_of(query).is_known_alone(("s", "a"), BEGIN) is alone
+    assert index_of(query).is_known_alone(("s", "a"), (BEGIN[0], BEGIN[1] + 10))
+
+
+def test_a_table_found_under_a_later_name_has_the_one_it_was_sought_by() -> None:
+    index = index_of("RENAME TABLE a TO t, b TO a, t TO b")
+    found = [index.search(("s", name), BEGIN) for name in "ab"]
+    there = {("s", name): Definition(("s", name), COLUMNS, ("id",)) for name in "ab"}
+    seen = _answer(found, there, mariadb=True)
+    assert [seen["s", name].table.name for name in "ab"] == [("s", "a"), ("s", "b")]
 
 
 def test_places_of_a_log_are_ordered_by_the_number_of_their_file() -> None:

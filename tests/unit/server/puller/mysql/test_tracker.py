@@ -329,6 +329,7 @@ def test_ignore_takes_rows_away() -> None:
     "statement",
     ["DROP nobody", "RENAME COLUMN nobody TO w", "MODIFY nobody INT", "ADD a INT AFTER nobody", "ADD v INT", "ADD IF NOT EXISTS v INT UNIQUE",
      "RENAME COLUMN v TO x", "ADD w VARCHAR(3) CHARSET klingon", "CONVERT TO CHARACTER SET DEFAULT",
+     "ADD w BLOB COLLATE utf8mb4_bin", "ADD w VARBINARY(9) COLLATE latin1_bin", "MODIFY v BINARY(9) COLLATE latin1_bin",
      "CONVERT TO CHARACTER SET utf8mb4, ADD w VARCHAR(3) BINARY", "ADD w TEXT CHARSET latin1, CONVERT TO CHARACTER SET utf8mb4"],
 )  # fmt: skip
 def test_what_does_not_fit_the_table_is_lost_not_guessed(statement: str) -> None:
@@ -354,6 +355,21 @@ def test_a_copy_with_a_new_unique_key_may_lack_rows(definition: str, why: str) -
     unclear = "; ".join(taken_over(before, copy, Context()).unclear)
     assert why in unclear if why else not unclear
     assert "not known" in "; ".join(taken_over(before, copy, Context(), keys_known=False).unclear)
+
+
+@pytest.mark.parametrize("drop", ["FOREIGN KEY f", "CONSTRAINT f"])
+def test_a_foreign_key_that_ends_and_was_not_known_may_have_changed_rows(drop: str) -> None:
+    tree = read_statement(f"ALTER TABLE t DROP {drop}", "db", dialect=STRICT).tree
+    assert isinstance(tree, AlterTable)
+    told = table_of(T).table
+    untold = replace(told, columns=tuple(replace(each, generated=UNTOLD) for each in told.columns))
+    assert not altered(told, tree, Context(COLLATIONS, STRICT)).unclear
+    assert "foreign key" in "; ".join(altered(untold, tree, Context(COLLATIONS, STRICT)).unclear)
+
+
+def test_a_table_that_is_versioned_no_more_was_followed_wrongly() -> None:
+    assert after(T, "ALTER TABLE t DROP SYSTEM VERSIONING").unclear
+    assert not after(T, "ALTER TABLE t DROP PERIOD FOR app").unclear
 
 
 def test_a_copy_by_another_collation_may_lack_rows() -> None:
