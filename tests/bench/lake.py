@@ -29,7 +29,7 @@ from typing import Any
 from pyspark_tidemark.lake.kafka.settings import PROTOCOLS
 
 from tests.bench.lake_feed import BenchFeed
-from tests.bench.lake_processes import cpu_s, own_cpu_s, parts, rss_mb
+from tests.bench.lake_processes import alone_cpu_s, cpu_s, own_cpu_s, parts, rss_mb
 from tests.kafka import running_broker
 from tests.mariadb import running_mariadb
 from tests.postgres import running_postgres
@@ -111,8 +111,11 @@ class Run:
 
     def _cpu_of(self, pid: int) -> dict[str, float]:
         """CPU seconds so far, by whose they are."""
-        spent = {name: sum(map(own_cpu_s, pids)) for name, pids in parts(pid).items()}
-        return spent | {"executors": sum(map(cpu_s, self._workers))}
+        driver = own_cpu_s(pid)
+        jvm = sum(map(alone_cpu_s, parts(pid)["jvm"]))
+        executors = sum(map(cpu_s, self._workers))
+        rest = cpu_s(pid) - driver - jvm
+        return {"driver": driver, "jvm": jvm, "workers": rest, "executors": executors}
 
     def _pace(self) -> None:
         """Commit transactions at a pace, and note when: their commit_ts are a history's,

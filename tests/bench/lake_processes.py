@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PPID, _UTIME, _CSTIME = 1, 11, 15  # fields of /proc/PID/stat after the name
+_PPID, _UTIME, _STIME, _CSTIME = 1, 11, 12, 15  # fields of /proc/PID/stat after the name
 
 
 def tree(pid: int) -> list[int]:
@@ -40,6 +40,11 @@ def parts(job: int) -> dict[str, list[int]]:
 def own_cpu_s(pid: int) -> float:
     """CPU seconds of a process and of its children that have ended."""
     return sum(int(ticks) for ticks in _stat(pid)[_UTIME : _CSTIME + 1]) / _TICKS
+
+
+def alone_cpu_s(pid: int) -> float:
+    """CPU seconds of a process without its children."""
+    return sum(int(ticks) for ticks in _stat(pid)[_UTIME : _STIME + 1]) / _TICKS
 
 
 def rss_mb(pid: int) -> float:

@@ -1,10 +1,11 @@
 """The lake job, killed with SIGKILL at one step of one batch:
 `python -m … STEP BATCH WAY job arguments…`.
 
-Steps: `tables` after one table of the cut, `manifest` before the cut is committed, `ack` before it
-is acknowledged, `commit` before Spark writes its commit log; in that batch or the next one that has
-them `rewrite` when files are joined and not committed, `rewritten` when they are; `never`. Ways to
-write Delta: `mask`, `merge`.
+Steps: `written` when the tasks of `--write spark` have written their files, `tables` after one
+table of the cut, `manifest` before the cut is committed, `ack` before it is acknowledged, `commit`
+before Spark writes its commit log; in that batch or the next one that has them `rewrite` when files
+are joined and not committed, `rewritten` when they are; `never`. Ways to write Delta: `mask`,
+`merge`.
 """
 
 import os
@@ -14,10 +15,13 @@ from typing import Any
 
 from pyspark_tidemark import job
 from pyspark_tidemark.lake import changes
+from pyspark_tidemark.lake import cut as applying
 from pyspark_tidemark.lake.cut import CutApplier
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import FileManifest
+from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 
 from tests.around import wrap
 
@@ -38,7 +42,9 @@ class Kill:
             return applied(applier, cut)
 
         CutApplier.apply = apply  # type: ignore[method-assign]
-        wrap(DeltaTarget, "apply", after=lambda: self._at("tables"))
+        wrap(applying, "write_by_tasks", after=lambda: self._at("written"))
+        for target in (DeltaTarget, IcebergTarget, ChangelogTarget):
+            wrap(target, "apply", after=lambda: self._at("tables"))
         wrap(FileManifest, "commit", before=lambda: self._at("manifest"))
         wrap(CutApplier, "acknowledge", before=lambda: self._at("ack"))
         wrap(job.Job, "_report", after=lambda: self._at("commit"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from pyspark_tidemark.lake.reading import as_of_cut
 
 from tests.integration.spark.test_source import plain, unzoned
 
@@ -108,6 +109,24 @@ def test_delta_tables_equal_the_replay_after_kills_at_every_step(
         .collect()
     )
     assert {(row.id,): row.asDict() for row in then} == upstream.accounts.state(middle.end_ts)
+
+
+@pytest.mark.parametrize("lake_format", ["delta", "iceberg", "parquet"])
+def test_a_lake_that_tasks_write_equals_the_replay_after_kills(
+    spark, captures, upstream, tmp_path, lake_format
+):
+    lives = [(step, batch, "mask") for batch, step in enumerate(("written", "tables", "manifest"))]
+    killed(captures, f"{lake_format}://{tmp_path}?write=spark", *lives)
+    tables = as_of_cut(spark, f"{lake_format}://{tmp_path}")
+    kinds = tables["bank.kinds"].collect()
+    if lake_format == "parquet":
+        assert plain(kinds) == plain(upstream.kinds.rows)
+        return
+    state = upstream.kinds.state(upstream.end_ts)
+    assert (len(kinds), by_key(kinds)) == (len(state), by_key(state.values()))
+    accounts = [row.asDict() for row in tables["bank.accounts"].collect()]
+    assert len(accounts) == len(upstream.accounts.state(upstream.end_ts))
+    assert {(row["id"],): row for row in accounts} == upstream.accounts.state(upstream.end_ts)
 
 
 def test_a_parquet_changelog_holds_every_change_once_after_kills(
