@@ -268,9 +268,10 @@ class FeedCatalog:
         if commit_ts is not None and commit_ts <= self._newest_ts:
             return next((each for each in self.at(commit_ts) if each.name == record.name), None)
         try:
-            table = self._source.table(
-                self._selecting(self._source.table(record, self._before(record)))
-            )
+            # Dates as readers are shown them: rules about masks look at types and defaults.
+            shown = record.showing(self._terms.columns.zero_dates)
+            whole = self._source.table(shown, self._before(record))
+            table = self._source.table(self._selecting(whole))
             check_names(table, self._terms.target)
             check_conditions(table)
         except (ConditionError, MaskError, RouteRuleError, TableIneligibleError) as err:

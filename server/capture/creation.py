@@ -273,7 +273,8 @@ def eligible(
         try:
             # Names are checked of what is taken: a rule about columns may leave out, or rename,
             # the column that the target could not hold.
-            table = source.table(record)
+            # Dates as readers are shown them: rules about masks look at types and defaults.
+            table = source.table(record.showing(terms.columns.zero_dates))
             taken = source.table(terms.of(table, earlier.get(record.table_info.get("id"))))
             check_names(taken, terms.target)
             check_conditions(taken)

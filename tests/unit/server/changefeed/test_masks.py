@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from server.capture.catalog import FeedCatalog, Terms
+from server.capture.creation import eligible
 from server.capture.source.mysql import mysql_table
 from server.changefeed.columns import ColumnRules
 from server.changefeed.filter import EventFilter, EventFilters, TableFilter
@@ -188,6 +189,28 @@ async def test_a_column_keeps_its_mask_when_it_or_its_table_is_renamed(tmp_path:
     other = feed.table(TableRecord("crm", {**record("other").table_info, "id": 8}))
     assert other is not None
     assert not other.record.masked
+
+
+async def test_dates_that_are_shown_as_texts_are_hashed_as_these(tmp_path: Path) -> None:
+    born = Column(name="born", type=Type.DATETIME2, id=2, held="2020-01-02T03:04:05")
+    columns = ColumnRules(zero_dates="text")
+    terms = Terms(
+        "c", TableFilter(["*.*"]), columns=columns, masks=rules(tmp_path, f"*.*=born:{HASH}")
+    )
+    source: Any = SimpleNamespace(table=lambda record, _before=None: mysql_table(record))
+    [chosen] = eligible(source, [record(columns=(COLUMNS[0], born))], terms).tables
+    field = mysql_table(chosen).mounter.schema.field("born")
+    [default] = default_of(field).to_pylist()
+    text = pa.array(["2020-01-02 03:04:05"])
+    assert default == Mask.parse(HASH, salt=lambda: SALT).shown(text)[0].as_py()
+
+    async def save(_: SchemaChange) -> None: ...
+
+    feed = FeedCatalog(terms, source, History([SchemaChange(1, tables=(chosen,))]), 1, save)
+    added = Column(name="n", type=Type.LONG, id=3)
+    after = feed.table(record(columns=(COLUMNS[0], born, added)))
+    assert after is not None
+    assert after.mounter.schema.field("born").equals(field, check_metadata=True)
 
 
 async def test_a_ddl_that_no_mask_can_follow_stops_the_changefeed_by_name(tmp_path: Path) -> None:
