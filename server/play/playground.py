@@ -174,8 +174,7 @@ class Playground:
         while (dump := await self._dump()).state != "finished":
             self._progress.now = (
                 f"first copy: {dump.tables_done} of {dump.tables_known} tables, {dump.rows_done} "
-                "rows in the lake"
-                " (Spark needs a while to start)"
+                f"rows in the lake ({self._waits_for(await self._feed())})"
             )
             await asyncio.sleep(_SECOND)
         # The dump is at the target, but orders went on meanwhile: wait until the lake is as new as
@@ -223,6 +222,12 @@ class Playground:
                 f"{feed.error.code}: {feed.error.message}; see {self._data / 'logs'}"
             )
         return feed
+
+    def _waits_for(self, feed: changefeed_pb2.Changefeed) -> str:
+        """Why a copy takes its time."""
+        if not feed.error.code:
+            return "Spark needs a while to start"
+        return f"{feed.error.code}: it is tried again; see {self._data / 'logs'}"
 
     async def _show(self, feed: changefeed_pb2.Changefeed) -> None:
         [(orders,)] = await self._server.ask("SELECT count(*) FROM shop.orders")
