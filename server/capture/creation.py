@@ -250,8 +250,21 @@ async def select_tables(
             not_taken.append((table.schema_name, table.table_name))
         elif table.name not in names:
             matching.append(table)
+    if not (given or matching):
+        raise ParameterError(_none_taken([f"{schema}.{name}" for schema, name in not_taken]))
     selection = eligible(source, (*given, *matching), terms, before)
     return replace(selection, not_taken=tuple(not_taken[:NOT_TAKEN_MAX]))
+
+
+def _none_taken(names: Sequence[str]) -> str:
+    if not names:
+        return (
+            "the source shows no tables at all: `tidemark cli source check --source-uri …` says what "
+            "its user may see"
+        )
+    shown, others = ", ".join(sorted(names)[:_REFUSED_SHOWN]), len(names) - _REFUSED_SHOWN
+    more = f", and {others} more" if others > 0 else ""
+    return f"the filter takes none of the source's tables; there are {shown}{more}"
 
 
 def eligible(

@@ -12,6 +12,7 @@ means the cluster that the capture belongs to. It is shown wherever a changefeed
 holds a secret, only the name of the file or variable with it.
 """
 
+import difflib
 import importlib
 import re
 from collections.abc import Collection, Mapping
@@ -204,8 +205,10 @@ class SourceUri:
         """
         unknown = sorted(self.options.keys() - set(option_names))
         if unknown:
+            near = difflib.get_close_matches(unknown[0], option_names, n=1)
+            meant = f", did you mean {near[0]}?" if near else "."
             raise SourceUriError(
-                f"{self.scheme}:// sources have no option {', '.join(unknown)}; they have "
+                f"{self.scheme}:// sources have no option {', '.join(unknown)}{meant} They have "
                 f"{', '.join(sorted(option_names))}"
             )
 
