@@ -12,6 +12,7 @@ import time
 import pytest
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
+from gcsafepoint.explain.names import feed_of
 from server.demo.bank import ACCOUNTS
 from tests.integration.spark.cluster import flight, write
 from tests.integration.spark.test_capture import accounts
@@ -68,7 +69,7 @@ def test_everything_up_to_target_ts_and_nothing_above_it(spark, cluster, tmp_pat
         id="ending", sink_uri=target, tables=tables, start_ts=start_ts, target_ts=target_ts
     )
     cluster.api("CreateChangefeed", request)
-    assert "ticdc-default-ending" in services(cluster)
+    assert "ending" in map(feed_of, services(cluster))
 
     assert run(cluster, target, step)[0] == -signal.SIGKILL
     assert cluster.cli("changefeed", "query", "-c", "ending")["state"] == "normal"
@@ -82,7 +83,7 @@ def test_everything_up_to_target_ts_and_nothing_above_it(spark, cluster, tmp_pat
     assert {(row.id, row.balance) for row in lake} == {(number, 1) for number in range(20)}
 
     deadline = time.monotonic() + 200
-    while last.get("state") != "finished" or "ticdc-default-ending" in services(cluster):
+    while last.get("state") != "finished" or "ending" in map(feed_of, services(cluster)):
         assert time.monotonic() < deadline, (last, services(cluster))
         time.sleep(0.2)
         last = cluster.cli("changefeed", "query", "-c", "ending")
