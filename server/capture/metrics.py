@@ -131,6 +131,7 @@ class FeedCollector(Collector):
         yield _unread(feeds)
         yield _readers(feeds)
         yield _reader_states(feeds)
+        yield from _silences(feeds)
         yield from _histories(feeds)
         states = GaugeMetricFamily(
             "tidemark_capture_changefeed_state",
@@ -263,6 +264,26 @@ def _reader_states(feeds: Iterable[Feed]) -> GaugeMetricFamily:
     return family
 
 
+def _silences(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
+    """For how long the readers that have a name acknowledge nothing, and for how long they may."""
+    silences = GaugeMetricFamily(
+        "tidemark_capture_reader_silent_seconds",
+        "for how long a reader that has a name has acknowledged nothing",
+        labels=["changefeed", "reader"],
+    )
+    limits = GaugeMetricFamily(
+        "tidemark_capture_reader_ttl_seconds",
+        "after so long a silence a reader that has a name is held for no more (--reader-ttl)",
+        labels=["changefeed", "reader"],
+    )
+    for feed in feeds:
+        for reader in feed.readers.states():
+            silences.add_metric([feed.id, reader.name], reader.silent_s)
+            limits.add_metric([feed.id, reader.name], float(feed.info.reader_limit_s))
+    yield silences
+    yield limits
+
+
 def _histories(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
     """How much acknowledged history changefeeds keep, where they keep any."""
     seconds = GaugeMetricFamily(
@@ -275,14 +296,33 @@ def _histories(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
         "sorted rows that readers have acknowledged and that are kept",
         labels=["changefeed"],
     )
+    limits_s = GaugeMetricFamily(
+        "tidemark_capture_kept_history_limit_seconds",
+        "for how long acknowledged changes are kept, where that is said (--retain)",
+        labels=["changefeed"],
+    )
+    limits_bytes = GaugeMetricFamily(
+        "tidemark_capture_kept_history_limit_bytes",
+        "up to which size acknowledged changes are kept, where that is said (--retain)",
+        labels=["changefeed"],
+    )
     for feed in feeds:
         if feed.history.is_kept:
+            retention = feed.info.retention
+            for limits, limit in (
+                (limits_s, retention.age_s),
+                (limits_bytes, retention.size_bytes),
+            ):
+                if limit:
+                    limits.add_metric([feed.id], float(limit))
             kept_ts, checkpoint_ts = feed.kept_ts, feed.processor.checkpoint_ts
             kept_s = physical_s(checkpoint_ts) - physical_s(kept_ts)
             seconds.add_metric([feed.id], max(0.0, kept_s))
             sizes.add_metric([feed.id], float(feed.history.size_bytes))
     yield seconds
     yield sizes
+    yield limits_s
+    yield limits_bytes
 
 
 def _values(feed: Feed) -> dict[str, float]:

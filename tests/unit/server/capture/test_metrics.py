@@ -15,6 +15,7 @@ from server.capture.metrics import FeedCollector
 from server.capture.processor import ProcessorStats
 from server.capture.readers import ReaderRecord, Readers
 from server.changefeed.info import State
+from sink.retention import Retention
 
 NAME = re.compile(
     r"tidemark_capture_(regions|sorter_waiting_calls|[a-z_]+_(ts|seconds|bytes|total|refuses|state))"
@@ -31,7 +32,12 @@ def feed():
     processor = SimpleNamespace(
         resolved_ts=ts_ago(60), checkpoint_ts=ts_ago(100), stats=lambda: stats
     )
-    info = SimpleNamespace(state=State.NORMAL, error=None)
+    info = SimpleNamespace(
+        state=State.NORMAL,
+        error=None,
+        retention=Retention(age_s=50, size_bytes=4000),
+        reader_limit_s=604_800,
+    )
     history = KeptHistory(is_kept=True)
     history.size_bytes = 5000
     return SimpleNamespace(
@@ -69,6 +75,15 @@ def test_names_and_stages():
     assert lags == {"puller": 10, "sorter": 20, "sink": 30, "reader": 40}
     unread_s = registry.get_sample_value("tidemark_capture_unread_seconds", {"changefeed": "bank"})
     assert round(unread_s, -1) == 300
+
+    def value(name, **labels):
+        name = f"tidemark_capture_{name}"
+        return registry.get_sample_value(name, {"changefeed": "bank"} | labels)
+
+    assert value("reader_ttl_seconds", reader="etl") == 604_800
+    assert value("reader_silent_seconds", reader="etl") is not None
+    assert value("kept_history_limit_seconds") == 50
+    assert value("kept_history_limit_bytes") == 4000
 
 
 def test_ticdc_names_have_ticdc_units():
