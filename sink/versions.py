@@ -300,8 +300,10 @@ class Versions:
                 each.holds(below_ts) for each in self._by_span.get(version.span, ())
             )
 
-    def drop_below(self, ts: int) -> None:
-        """Drop what is needed below `ts` only: nobody asks about that any more."""
+    def drop_below(self, ts: int) -> bool:
+        """Drop what is needed below `ts` only: nobody asks about that any more; returns whether
+        there was anything.
+        """
         with self._lock:
             self.start_ts = max(self.start_ts, ts)
             # A DDL at the checkpoint itself is kept: a reader that begins there has to follow it.
@@ -309,6 +311,7 @@ class Versions:
             for name in {name for each in passed for name in self._ddls.pop(each).names}:
                 self._drop_versions(name)
             del self._ts[: len(passed)]
+            return bool(passed)
 
     def _is_known(self, change: Change) -> bool:
         ts = change.commit_ts

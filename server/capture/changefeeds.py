@@ -199,7 +199,7 @@ class Changefeeds:
             await feed.stop()
             await self._forget_job(feed)
             if start_ts == feed.checkpoint_ts:
-                feed.restart_at(start_ts, feed.catalog.history)
+                await feed.restart_at(start_ts, feed.catalog.history)
                 await self._move(feed, State.NORMAL)
             else:
                 await self._overwrite(feed, start_ts)
@@ -252,7 +252,9 @@ class Changefeeds:
                     feed.source = source or feed.source
             finally:
                 if begins_anew and feed.id not in self._doubted:
-                    feed.restart_at(feed.checkpoint_ts, feed.catalog.history)
+                    # Where nothing was saved, the source is the one of before.
+                    new = source if feed.source is source else None
+                    await feed.restart_at(feed.checkpoint_ts, feed.catalog.history, source=new)
                     self._start(feed)
             if not info.audit_s:
                 await self._records.forget_audit(feed.id)
@@ -336,8 +338,8 @@ class Changefeeds:
             _log.warning(
                 "new filter not in force yet", changefeed=feed.id, code=err.code, error=err.message
             )
-        feed.info, feed.info_saved = info, True
-        feed.restart_at(feed.checkpoint_ts, changes)
+        await feed.restart_at(feed.checkpoint_ts, changes, info=info)
+        feed.info_saved = True
         self._start(feed)
 
     async def remove(self, changefeed: str) -> Feed:
@@ -399,7 +401,7 @@ class Changefeeds:
             _log.warning("secret in the metadata", changefeed=info.id, advice=info.secret_advice)
         try:
             changes = await self._records.schemas.load(info.id)
-            feed = Feed.of(self._factory, info, checkpoint_ts, changes)
+            feed = await Feed.of(self._factory, info, checkpoint_ts, changes)
             feed.read_by(await self._records.load_readers(info.id))
         except UnavailableError:
             raise
@@ -460,8 +462,8 @@ class Changefeeds:
         except UnavailableError:
             self._doubt(feed)
             raise
-        feed.info, feed.info_saved = info, True
-        feed.restart_at(start_ts, [start])
+        await feed.restart_at(start_ts, [start], info=info)
+        feed.info_saved = True
         feed.readers.restart_at(start_ts)
         _log.info(
             "changefeed goes on elsewhere",

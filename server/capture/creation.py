@@ -5,6 +5,7 @@ those that its filter finds in the source (`select_tables`). A table that cannot
 never skipped silently: it refuses the creation, or is reported as ignored.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -174,7 +175,7 @@ class NewChangefeed:
             RouteRules(self.routes),
         )
         if not self.rules:
-            return eligible(source, given, terms)
+            return await asyncio.to_thread(eligible, source, given, terms)
         return await select_tables(source, terms, start_ts, given)
 
     def info(self, start_ts: int, selection: TableSelection) -> ChangefeedInfo:
@@ -252,7 +253,7 @@ async def select_tables(
             matching.append(table)
     if not (given or matching):
         raise ParameterError(_none_taken([f"{schema}.{name}" for schema, name in not_taken]))
-    selection = eligible(source, (*given, *matching), terms, before)
+    selection = await asyncio.to_thread(eligible, source, (*given, *matching), terms, before)
     return replace(selection, not_taken=tuple(not_taken[:NOT_TAKEN_MAX]))
 
 
@@ -287,8 +288,10 @@ def eligible(
             # Names are checked of what is taken: a rule about columns may leave out, or rename,
             # the column that the target could not hold.
             # Dates as readers are shown them: rules about masks look at types and defaults.
-            table = source.table(record.showing(terms.columns.zero_dates))
-            taken = source.table(terms.of(table, earlier.get(record.table_info.get("id"))))
+            dated = record.showing(terms.columns.zero_dates)
+            table = source.table(dated)
+            ruled = terms.of(table, earlier.get(record.table_info.get("id")))
+            taken = table if ruled is dated else source.table(ruled)
             check_names(taken, terms.target)
             check_conditions(taken)
             tables.append(table)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from server.capture.audit import Audit
-from server.capture.catalog import FeedCatalog, terms_of
+from server.capture.catalog import FeedCatalog, TableReader, TablesRead, terms_of
 from server.capture.errors import ParameterError
 from server.capture.history import KeptHistory, not_kept
 from server.capture.job_report import JobReport, failed_for_s
@@ -143,7 +143,7 @@ class Feed:
         self.readers = Readers(named, self.checkpoint_ts, has_lake_job=has_lake_job)
 
     @classmethod
-    def of(
+    async def of(
         cls,
         factory: FeedFactory,
         info: ChangefeedInfo,
@@ -157,7 +157,11 @@ class Feed:
             InvalidError, TableIneligibleError: one of its tables cannot be read.
         """
         source = factory.make_source(info.id, info.source_uri)
-        return cls._made(factory, info, checkpoint_ts, source, History(changes), rules=info.rules)
+        # A hundred thousand tables take a minute to read.
+        catalog = await asyncio.to_thread(
+            _catalog, factory, info, source, History(changes), checkpoint_ts, info.rules
+        )
+        return cls._made(factory, info, checkpoint_ts, source, catalog)
 
     @classmethod
     def unreadable(
@@ -166,7 +170,9 @@ class Feed:
         """A changefeed that cannot run for `error`, which `of` raised;
         its records stay as they are.
         """
-        feed = cls._made(factory, info, checkpoint_ts, UnreadableSource(error), History(), rules=())
+        source = UnreadableSource(error)
+        catalog = _catalog(factory, info, source, History(), checkpoint_ts, ())
+        feed = cls._made(factory, info, checkpoint_ts, source, catalog)
         feed.record_error = error
         return feed
 
@@ -177,11 +183,8 @@ class Feed:
         info: ChangefeedInfo,
         checkpoint_ts: int,
         source: Source,
-        history: History,
-        *,
-        rules: Sequence[str],
+        catalog: FeedCatalog,
     ) -> "Feed":
-        catalog = _catalog(factory, info, source, history, checkpoint_ts, rules)
         processor = factory.make_processor(_assignment(info, source, catalog, checkpoint_ts))
         return cls(info, checkpoint_ts, source, catalog, processor, factory)
 
@@ -195,8 +198,32 @@ class Feed:
         """The tables in force after all schema changes that are known."""
         return self.catalog.tables
 
-    def restart_at(self, checkpoint_ts: int, changes: Iterable[SchemaChange]) -> None:
-        """Begin elsewhere next time it runs, with the tables of `changes`."""
+    async def restart_at(
+        self,
+        checkpoint_ts: int,
+        changes: Iterable[SchemaChange],
+        *,
+        info: ChangefeedInfo | None = None,
+        source: Source | None = None,
+    ) -> None:
+        """Begin elsewhere next time it runs, with the tables of `changes`. `info`, which is
+        durable, and `source`, which reads the tables, are the feed's from then on.
+        """
+        info = info or self.info
+        reader = TablesRead(self.catalog.read() if source is None else (), source or self.source)
+        catalog = await asyncio.to_thread(
+            _catalog,
+            self.factory,
+            info,
+            reader,
+            History(changes),
+            checkpoint_ts,
+            info.rules,
+        )
+        # All at once: nobody sees the one without the other.
+        if info is not self.info:
+            self.info, self.info_saved = info, True
+        self.source, self.catalog = source or self.source, catalog
         if checkpoint_ts < self.safepoint_ts:
             # What its service holds is not enough: another one has to stay until it is set anew.
             self.safepoint_ts, self.safepoint_time = 0, 0.0
@@ -204,10 +231,6 @@ class Feed:
         self.reading = Reading(time.monotonic())
         self.delivery = Delivery(checkpoint_ts)
         self.history.begin(is_kept=bool(self.info.retention))
-        history = History(changes)
-        self.catalog = _catalog(
-            self.factory, self.info, self.source, history, checkpoint_ts, self.info.rules
-        )
         self.processor = self.factory.make_processor(
             _assignment(self.info, self.source, self.catalog, checkpoint_ts)
         )
@@ -298,7 +321,7 @@ class Feed:
 def _catalog(
     factory: FeedFactory,
     info: ChangefeedInfo,
-    source: Source,
+    source: TableReader,
     history: History,
     start_ts: int,
     rules: Sequence[str],

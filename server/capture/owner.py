@@ -284,7 +284,7 @@ class Owner(Changefeeds):
         selection = await new.selection(source, start_ts)
         generation = await self._records.next_gc_generation(new.id)
         info = replace(new.info(start_ts, selection), gc_generation=generation)
-        feed = Feed.of(
+        feed = await Feed.of(
             self._factory, info, start_ts, [SchemaChange(start_ts, tables=by_id(selection.tables))]
         )
         await self._records.create(info, selection.tables)

@@ -10,6 +10,7 @@ Tables that go are no longer read from the moment of the update: one of them may
 changefeed from going on.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -100,7 +101,7 @@ async def plan_filter(feed: Feed, rules: Sequence[str]) -> FilterPlan:
     going = {name for name, each in here.items() if not _takes(terms.filter, each)}
     # Tables that were given by --tables need not be in the source.
     selection = (
-        eligible(feed.source, matching, terms, list(here.values()))
+        await asyncio.to_thread(eligible, feed.source, matching, terms, list(here.values()))
         if matching or not here.keys() - going
         else None
     )

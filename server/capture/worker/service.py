@@ -50,7 +50,9 @@ class WorkerService:
         check_id(request.changefeed)
         if self._check_term is not None:
             await self._check_term(request.term)
-        assignment = wire.assignment(request, self._make_source(request.changefeed, ""))
+        source = self._make_source(request.changefeed, "")
+        # A hundred thousand tables take a minute to read.
+        assignment = await asyncio.to_thread(wire.assignment, request, source)
         hosted = await self._host.start(assignment, request.run, request.term)
         progress = _ReportedProgress()
         try:
