@@ -568,7 +568,8 @@ def check_ddl(filters: EventFilters, source_uri: str, sink_uri: str) -> None:
         EventFilterError: the source's TRUNCATE makes another table, or the target would carry out
             a DROP.
     """
-    from_mysql = ON_UNCLEAR_DDL in find_kind(scheme_of(source_uri)).flags if source_uri else False
+    kind = KINDS.get(scheme_of(source_uri))
+    from_mysql = kind is not None and ON_UNCLEAR_DDL in kind.flags
     if any(TRUNCATE_TABLE in each.ddl_events for each in filters.filters) and not from_mysql:
         raise EventFilterError(
             f"ignore-event {TRUNCATE_TABLE!r}: a table of TiDB is another one after TRUNCATE, whose "
