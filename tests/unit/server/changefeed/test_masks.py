@@ -20,6 +20,7 @@ from server.changefeed.table import SourceTable, TableIneligibleError, TableReco
 from server.puller.source import TableChange
 from sink.masking import HASH, Mask, MaskError
 from sink.mounter import WithBefore, default_of, source_columns, whole_mounter
+from storage.model.errors import KeyValueError
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 from storage.mysql.schema import Column, Table, Type
 
@@ -127,6 +128,21 @@ def test_rows_deletes_and_before_images_are_shown_alike(tmp_path: Path) -> None:
     assert [deleted[name] for name in ("id", "email", "Phone")] == [one, two, "***"]
     [updated] = WithBefore(table.mounter).mount(change(UPDATE, (1, 5, 3), (1, 2, 3))).to_pylist()
     assert (updated["email"], updated["_before"]["email"]) == (five, two)
+
+
+def test_an_error_about_a_key_does_not_tell_what_is_masked_of_it(tmp_path: Path) -> None:
+    born = Column(name="born", type=Type.DATE, nullable=False, id=2)
+    whole = mysql_table(
+        TableRecord("crm", Table(7, "p", (COLUMNS[0], born), ("id", "born")).to_doc())
+    )
+    row = b"\0\0" + (4711).to_bytes(4, "little") + bytes(3)
+    raw = change(INSERT, ()).set_column(4, RAW_SCHEMA.field("value"), pa.array([row], pa.binary()))
+    with pytest.raises(KeyValueError, match="4711"):
+        whole.mounter.mount(raw)
+    table = masked(tmp_path, f"crm.*=id:{HASH}", table=whole)
+    with pytest.raises(KeyValueError, match=r"a row of crm\.p has a value") as error:
+        table.mounter.mount(raw)
+    assert "4711" not in error.value.message
 
 
 def test_masks_follow_a_selection_and_other_names(tmp_path: Path) -> None:
