@@ -27,7 +27,7 @@ def _saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _begin_anew(server: MariaDb) -> None:
     """With more than there was before: the GTIDs that were read are in this log, too."""
-    rows = (f"INSERT INTO a.t VALUES ({1000 + number})" for number in range(MANY))
+    rows = (f"INSERT INTO a.t (id) VALUES ({1000 + number})" for number in range(MANY))
     server.execute("RESET MASTER", *rows)
 
 
@@ -72,6 +72,26 @@ async def test_a_log_that_was_begun_anew_before_anything_was_read_is_another_one
     with running_mariadb() as server:
         server.execute("CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY)")
         start_ts = await MySqlSource("feed", options_of(server), meta).now()
+        _begin_anew(server)
+        with pytest.RaisesGroup(LogBehindError, flatten_subgroups=True) as raised:
+            async with following(server.uri, meta, "a.*", start_ts=start_ts) as feed:
+                await feed.until(lambda: False)
+    assert "another log than was read" in str(raised.value.exceptions)
+
+
+async def test_an_event_beyond_max_allowed_packet_does_not_make_it_another_log(
+    meta: EtcdMeta,
+) -> None:
+    """BINLOG_GTID_POS reads no log behind such an event."""
+    with running_mariadb() as server:
+        server.execute("CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY, b LONGBLOB)")
+        server.execute("SET GLOBAL max_allowed_packet = 64 << 20")
+        server.execute("INSERT INTO a.t VALUES (1, REPEAT('x', 20 << 20))", "DELETE FROM a.t")
+        server.execute("SET GLOBAL max_allowed_packet = 16 << 20")
+        start_ts = await MySqlSource("feed", options_of(server), meta).now()
+        async with following(server.uri, meta, "a.*", start_ts=start_ts) as feed:
+            server.execute("INSERT INTO a.t VALUES (2, 'x')")
+            assert [row["id"] for row in await feed.seen("a.t", 1)] == [2]
         _begin_anew(server)
         with pytest.RaisesGroup(LogBehindError, flatten_subgroups=True) as raised:
             async with following(server.uri, meta, "a.*", start_ts=start_ts) as feed:
