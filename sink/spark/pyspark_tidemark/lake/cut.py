@@ -407,12 +407,12 @@ class CutApplier:
         shown = self._unchecked.pop(table.name, None)
         if shown is None or not isinstance(self._target, VersionedTarget):
             return
-        if position is not None:
+        if position is not None or not self._target.names_are_paths:
             self._target.check_continues(table, shown)
             return
         parts = table.name.partition(".")[::2]
         place = tuple(map(path_part, parts))
-        if self._target.names_are_paths and place != parts:
+        if place != parts:
             raise SourceError(
                 "ErrTableMoved",
                 f"the lake has the table {table.name}, but not at {'/'.join(place)}, where names "

@@ -85,7 +85,10 @@ class DatabaseTarget:
         del shown
         with self._transaction() as cursor:
             # Only after barriers are crossed: amid a renaming, the row is there without its table.
-            if not columns_of(cursor, table.name):
+            row = manifest.read_row(cursor, self._app, table.name)
+            if row is not None and row.end_ts == manifest.NOT_YET:
+                return  # a barrier has begun to make it anew (`replace`)
+            if row is None or not columns_of(cursor, table.name):
                 raise removed(table.name)
 
     def version(self, table: TableMeta) -> int:
@@ -119,10 +122,14 @@ class DatabaseTarget:
         # The row comes first: a table without one counts as somebody else's (`position`). And MySQL
         # cannot make the table in the transaction that fills it, so a crash may leave it empty.
         with self._making, self._transaction() as cursor:
-            if manifest.read_row(cursor, self._app, table.name) is None:
+            is_noted = manifest.read_row(cursor, self._app, table.name) is not None
+            if not is_noted:
                 manifest.insert_row(cursor, self._app, table.name, self._identified_schema(table))
         with self._making, self._transaction() as cursor:
             cursor.execute(self._database.namespace(table.name))
+            if is_noted:
+                # What a crash has left: empty, or of the types before `replace`.
+                cursor.execute(self._dropping(table.name))
             cursor.execute(self._definition(table))
         return self.apply(changes)
 
@@ -210,7 +217,12 @@ class DatabaseTarget:
         table stays.
         """
         if self._mode in ROW_MODES:
-            self.drop(table)
+            # The row first: after a crash, `create` goes on from there.
+            with self._transaction() as cursor:
+                manifest.delete_row(cursor, self._app, table.name)
+                manifest.insert_row(cursor, self._app, table.name, self._identified_schema(table))
+            with self._transaction() as cursor:
+                cursor.execute(self._dropping(table.name))
             return
         until = _until(table.name, ts)
         with self._transaction() as cursor:
@@ -233,7 +245,7 @@ class DatabaseTarget:
     def drop(self, table: TableMeta) -> None:
         """Drop the table, then remove its row."""
         with self._transaction() as cursor:
-            cursor.execute(f"DROP TABLE IF EXISTS {self._database.quoted_table(table.name)}")
+            cursor.execute(self._dropping(table.name))
             manifest.delete_row(cursor, self._app, table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
@@ -257,6 +269,9 @@ class DatabaseTarget:
 
     def close(self) -> None:
         """Do nothing: no work goes on beside the cuts."""
+
+    def _dropping(self, name: str) -> str:
+        return f"DROP TABLE IF EXISTS {self._database.quoted_table(name)}"
 
     def _mend_key(self, table: TableMeta) -> None:
         """Give the key of a table that an earlier version made its collation; once a job."""
