@@ -260,8 +260,8 @@ async def select_tables(
 def _none_taken(names: Sequence[str]) -> str:
     if not names:
         return (
-            "the source shows no tables at all: `tidemark cli source check --source-uri …` says what "
-            "its user may see"
+            "the filter takes none of the source's tables, as it shows none at all: `tidemark cli "
+            "source check --source-uri …` says what its user may see"
         )
     shown, others = ", ".join(sorted(names)[:_REFUSED_SHOWN]), len(names) - _REFUSED_SHOWN
     more = f", and {others} more" if others > 0 else ""
