@@ -135,6 +135,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pyspark_tidemark.job", allow_abbrev=False, description=__doc__
     )
+    for add_to in (_add_source, _add_target, _add_cuts, _add_spark, _add_access):
+        add_to(parser)
+    parser.add_argument(
+        "--follow-parent", action="store_true", help="end at once when standard input closes"
+    )
+    return parser
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    """Whose rows are read, and by whom."""
     add = parser.add_argument
     add(
         "--endpoint",
@@ -143,6 +153,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--changefeed", required=True, help="the changefeed's id")
     add("--reader", default="", help="the name of a further reader of the changefeed")
+    add("--until-ts", type=int, help="end, with status 0, once the lake is exactly at this TSO")
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    """Where they go, and in what shape."""
+    add = parser.add_argument
     add("--target", required=True, help=FORMS)
     add("--mode", default="", help=f"{', '.join(MODES)} (default: {default_modes()})")
     add(
@@ -158,15 +174,25 @@ def _parser() -> argparse.ArgumentParser:
         help="what happens to a dropped table (default: %(default)s)",
     )
     add(
-        "--checkpoint-dir",
-        type=Path,
+        "--deletion-vectors",
+        default=DELETION_VECTORS[0],
+        choices=DELETION_VECTORS,
         help=(
-            "Spark's checkpoint and scratch files (default: under the target; a directory of this "
-            "machine)"
+            "mask rows that are gone; off: Delta writes files anew, Iceberg writes equality deletes "
+            "(default: %(default)s)"
         ),
     )
-    add("--master", default="local[2]", help="Spark master (default: %(default)s)")
-    add("--driver-memory", default="1g", help="JVM heap of the driver (default: %(default)s)")
+    add(
+        "--keep-cuts-hours",
+        type=float,
+        default=48.0,
+        help="how far back readers may go (default: %(default)s)",
+    )
+
+
+def _add_cuts(parser: argparse.ArgumentParser) -> None:
+    """How large cuts are, when they come, and who writes them."""
+    add = parser.add_argument
     add(
         "--trigger",
         default="500 milliseconds",
@@ -185,7 +211,6 @@ def _parser() -> argparse.ArgumentParser:
         help="while nothing changes, so often the lake is moved on by a cut without rows (default: 3, and "
         "10 in catalogs, HDFS and object stores)",
     )
-    add("--until-ts", type=int, help="end, with status 0, once the lake is exactly at this TSO")
     add(
         "--parallel-tables",
         type=int,
@@ -199,15 +224,6 @@ def _parser() -> argparse.ArgumentParser:
         help="commits of a table between compactions; 0: no maintenance",
     )
     add(
-        "--deletion-vectors",
-        default=DELETION_VECTORS[0],
-        choices=DELETION_VECTORS,
-        help=(
-            "mask rows that are gone; off: Delta writes files anew, Iceberg writes equality deletes "
-            "(default: %(default)s)"
-        ),
-    )
-    add(
         "--write",
         default=WRITES[0],
         choices=WRITES,
@@ -217,12 +233,21 @@ def _parser() -> argparse.ArgumentParser:
             "(default: %(default)s)"
         ),
     )
+
+
+def _add_spark(parser: argparse.ArgumentParser) -> None:
+    """What Spark runs with."""
+    add = parser.add_argument
     add(
-        "--keep-cuts-hours",
-        type=float,
-        default=48.0,
-        help="how far back readers may go (default: %(default)s)",
+        "--checkpoint-dir",
+        type=Path,
+        help=(
+            "Spark's checkpoint and scratch files (default: under the target; a directory of this "
+            "machine)"
+        ),
     )
+    add("--master", default="local[2]", help="Spark master (default: %(default)s)")
+    add("--driver-memory", default="1g", help="JVM heap of the driver (default: %(default)s)")
     add(
         "--conf",
         action="append",
@@ -230,9 +255,12 @@ def _parser() -> argparse.ArgumentParser:
         type=_setting,
         help="a Spark setting, NAME=VALUE; may be repeated",
     )
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    """How captures are reached."""
+    add = parser.add_argument
     add("--ca-path", default="", help="PEM file of the CA that captures are checked against")
     add("--cert-path", default="", help="PEM file of our certificate")
     add("--key-path", default="", help="PEM file of our key")
     add("--token-file", default="", help="file with the token that captures ask readers for")
-    add("--follow-parent", action="store_true", help="end at once when standard input closes")
-    return parser
