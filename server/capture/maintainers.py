@@ -160,10 +160,14 @@ class Maintainers:
                 error=str(group.exceptions[0]),
             )
         finally:
-            if fence is not None:
-                await self._release(fence)
-                _log.info("maintains a changefeed no more", changefeed=changefeed)
-            self._tasks.pop(changefeed, None)
+            try:
+                if fence is not None:
+                    await self._release(fence)
+                    _log.info("maintains a changefeed no more", changefeed=changefeed)
+            finally:
+                # Also where the release is cancelled, as the changefeed is placed elsewhere by
+                # then: `_give_back` deletes the key later.
+                self._tasks.pop(changefeed, None)
 
     @contextmanager
     def _maintaining(self, changefeed: str, fence: Fence) -> Iterator[Changefeeds]:
