@@ -31,8 +31,8 @@ from server.changefeed.routes import (
     NO_ROUTES,
     RouteRuleError,
     RouteRules,
-    TableRouteConflictError,
     check_conflicts,
+    check_taken_over,
 )
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import TableChange
@@ -506,18 +506,15 @@ class FeedCatalog:
         )
 
     def _check_taken_over(self, tables: Sequence[SourceTable]) -> None:
-        """A table that ends with this DDL leaves its rows at the target, under its name there."""
+        """Raises TableRouteConflictError: a table that ends with this DDL leaves its rows."""
         spans = {table.span for table in tables}
-        ending = {each.target_name: each.name for each in self.tables if each.span not in spans}
-        for table in tables:
-            other = ending.get(table.target_name, table.name)
-            if other != table.name:
-                raise TableRouteConflictError(
-                    f"{table.name} comes as {other} goes, and both are {table.target_name} in the "
-                    "target, which has rows of the latter. Resume with --overwrite-checkpoint-ts now, "
-                    "and copy the tables by `tidemark cli changefeed dumpstart`; or create another "
-                    "changefeed, whose routes give each a name of its own"
-                )
+        check_taken_over(
+            (table.record for table in tables),
+            (each.record for each in self.tables if each.span not in spans),
+            "resume with --overwrite-checkpoint-ts now, and copy the tables by `tidemark cli "
+            "changefeed dumpstart`; or create another changefeed, whose routes give each a name of "
+            "its own",
+        )
 
     def _check_renamed(
         self, change: TableChange, tables: Sequence[SourceTable], before: set[str]

@@ -26,7 +26,7 @@ from server.capture.records import Records
 from server.changefeed.filter import Filter, TableFilter
 from server.changefeed.history import History, SchemaChange, by_id
 from server.changefeed.info import ChangefeedInfo, FilterUpdate, check_sink_uri
-from server.changefeed.routes import TableRouteConflictError
+from server.changefeed.routes import check_taken_over
 from server.changefeed.table import TableRecord
 from sink.retention import Retention
 from storage.model.ts import MAX_TS
@@ -107,7 +107,11 @@ async def plan_filter(feed: Feed, rules: Sequence[str]) -> FilterPlan:
     )
     coming = () if selection is None else selection.tables
     staying = _staying(here.values(), replace(info, filter_update=_waiting(feed, info.rules, ts)))
-    _check_taken_over(coming, [here[name] for name in going])
+    check_taken_over(
+        coming,
+        [here[name] for name in going],
+        "create another changefeed, whose routes give each a name of its own",
+    )
     return FilterPlan(
         ts,
         info.rules,
@@ -235,18 +239,6 @@ def _waiting(feed: Feed, rules: tuple[str, ...], ts: int, *, dumps: bool = True)
             "both are: wait until `changefeed query` shows no filter_update, then update again"
         )
     return replace(update, excludes=excludes)
-
-
-def _check_taken_over(coming: Sequence[TableRecord], going: Sequence[TableRecord]) -> None:
-    """A table that is replicated no more leaves its rows at the target, under its name there."""
-    left = {each.target: each.name for each in going}
-    for record in coming:
-        if record.target in left:
-            raise TableRouteConflictError(
-                f"{record.name} would come as {left[record.target]} goes, and both are "
-                f"{'.'.join(record.target)} in the target, which has rows of the latter: create "
-                "another changefeed, whose routes give each a name of its own"
-            )
 
 
 def _change(info: ChangefeedInfo, history: History, coming: Sequence[TableRecord]) -> SchemaChange:

@@ -13,20 +13,16 @@ at the creation: it would let through what it was to leave out.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fnmatch import translate
 from typing import Final
 
 from server.changefeed.filter import TableFilter
 from server.changefeed.table import SourceTable, TableRecord
+from server.changefeed.table_rule import column_pattern, parts_of
 from sink.mounter import META_FIELDS, whole_mounter
 from storage.model.errors import InvalidError
 from storage.tidb.field_type import NULL_DATES, SHOWN_DATES
 
 RULES_MAX: Final = 1024
-# `=` ends the table's name, but may stand inside of a quoted name or a regular expression.
-_RULE: Final = re.compile(
-    r"""((?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|/(?:[^/\\]|\\.)+/|[^="`/])+)=(.*)""", re.DOTALL
-)
 _WILDCARD: Final = re.compile(r"[*?]")
 
 
@@ -161,18 +157,14 @@ def _columns(table: SourceTable) -> list[str]:
 
 
 def _rule(text: str) -> _Rule:
-    match = _RULE.fullmatch(text)
-    names = [part.strip() for part in match[2].split(",")] if match else []
-    if (
-        match is None
-        or not all(name.removeprefix("!") for name in names)
-        or match[1].strip().startswith("!")
-    ):
+    parts = parts_of(text)
+    names = [part.strip() for part in parts[1].split(",")] if parts else []
+    if parts is None or not all(name.removeprefix("!") for name in names):
         raise ColumnRuleError(
             f"the rule {text!r} about columns is not of the form "
             "SCHEMA.TABLE=COLUMN,!COLUMN,COLUMN->NAME,…"
         )
-    return _Rule(text, TableFilter((match[1],)), tuple(map(_pattern, reversed(names))))
+    return _Rule(text, TableFilter((parts[0],)), tuple(map(_pattern, reversed(names))))
 
 
 def _pattern(text: str) -> _Pattern:
@@ -182,6 +174,4 @@ def _pattern(text: str) -> _Pattern:
         raise ColumnRuleError(
             f"{text!r} in a rule about columns: COLUMN->NAME names one column, and gives it a name"
         )
-    # fnmatch reads [sets], which rules about columns do not have: a bracket stands for itself.
-    pattern = translate(name.replace("[", "[[]"))
-    return _Pattern(name, not taken.startswith("!"), re.compile(pattern, re.IGNORECASE), shown)
+    return _Pattern(name, not taken.startswith("!"), column_pattern(name), shown)

@@ -14,7 +14,6 @@ mask when it, or its table, is renamed: columns are known by their identities.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import translate
 from typing import Final
 
 import pyarrow as pa
@@ -22,14 +21,11 @@ import pyarrow as pa
 from server.changefeed.filter import TableFilter
 from server.changefeed.salt import Salt
 from server.changefeed.table import SourceTable, TableRecord
+from server.changefeed.table_rule import column_pattern, parts_of
 from sink.masking import Mask, MaskError
 from sink.mounter import COLUMN_ID, META_FIELDS, default_of, whole_mounter
 
 RULES_MAX: Final = 1024
-# `=` ends the table's name, but may stand inside of a quoted name or a regular expression.
-_RULE: Final = re.compile(
-    r"""((?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|/(?:[^/\\]|\\.)+/|[^="`/])+)=(.*)""", re.DOTALL
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +124,11 @@ class MaskRules:
                     )
 
     def _mask_of(self, table: SourceTable, name: str) -> Mask | None:
-        found = {column.mask for column in self._about(table) if column.matches.fullmatch(name)}
-        if len(found) > 1:
-            texts = ", ".join(sorted(mask.text for mask in found))
-            raise MaskError(f"{table.name}: the column {name} has {len(found)} masks: {texts}")
-        return next(iter(found), None)
+        masks = {column.mask for column in self._about(table) if column.matches.fullmatch(name)}
+        if len(masks) > 1:
+            texts = ", ".join(sorted(mask.text for mask in masks))
+            raise MaskError(f"{table.name}: the column {name} has {len(masks)} masks: {texts}")
+        return next(iter(masks), None)
 
     def _about(self, table: SourceTable) -> Iterator[_Column]:
         for rule in self._rules:
@@ -197,20 +193,18 @@ def _is_whole(kind: pa.DataType) -> bool:
 
 
 def _rule(text: str) -> _Rule:
-    match = _RULE.fullmatch(text)
-    parts = [part.strip() for part in match[2].split(",")] if match else []
-    if match is None or match[1].strip().startswith("!") or not all(":" in part for part in parts):
+    parts = parts_of(text)
+    columns = [part.strip() for part in parts[1].split(",")] if parts else []
+    if parts is None or not all(":" in column for column in columns):
         raise MaskError(
             f"the mask rule {text!r} is not of the form SCHEMA.TABLE=COLUMN:MASK,…, such as "
             "crm.*=email:mask.hash.SHA-256,phone:mask.with.4.chars"
         )
-    return _Rule(text, TableFilter((match[1],)), tuple(map(_column, parts)))
+    return _Rule(text, TableFilter((parts[0],)), tuple(map(_column, columns)))
 
 
 def _column(text: str) -> _Column:
     name, _, mask = (part.strip() for part in text.rpartition(":"))
     if not name:
         raise MaskError(f"{text!r} in a mask rule names no column")
-    # fnmatch reads [sets], which these rules do not have: a bracket stands for itself.
-    pattern = re.compile(translate(name.replace("[", "[[]")), re.IGNORECASE)
-    return _Column(name, Mask.parse(mask), pattern)
+    return _Column(name, Mask.parse(mask), column_pattern(name))

@@ -20,15 +20,12 @@ from typing import Final
 
 from server.changefeed.filter import TableFilter
 from server.changefeed.table import SourceTable, TableRecord
+from server.changefeed.table_rule import parts_of
 from storage.model.errors import InvalidError
 
 RULES_MAX: Final = 1024
 NAME_CHARACTERS_MAX: Final = 255
 SCHEMA, TABLE = "{schema}", "{table}"
-# `=` ends the table's name, but may stand inside of a quoted name or a regular expression.
-_RULE: Final = re.compile(
-    r"""((?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|/(?:[^/\\]|\\.)+/|[^="`/])+)=([^.]*)\.(.*)""", re.DOTALL
-)
 _ADVICE: Final = (
     f"give each a name of its own by --route, such as '*.*=SCHEMA.{SCHEMA}_{TABLE}', or leave one "
     "out by --filter"
@@ -132,21 +129,41 @@ def check_conflicts(tables: Iterable[SourceTable], advice: str = _ADVICE) -> Non
             )
 
 
+def check_taken_over(
+    coming: Iterable[TableRecord], going: Iterable[TableRecord], advice: str
+) -> None:
+    """See that no table comes under the name in the target of another one that goes: that one
+    leaves its rows there. `advice` is what to do else.
+
+    Raises:
+        TableRouteConflictError: one does.
+    """
+    left = {".".join(each.target): each.name for each in going}
+    for record in coming:
+        target = ".".join(record.target)
+        other = left.get(target, record.name)
+        if other != record.name:
+            raise TableRouteConflictError(
+                f"{record.name} comes as {other} goes, and both are {target} in the target, which "
+                f"has rows of the latter: {advice}"
+            )
+
+
 def _rule(text: str) -> _Rule:
-    match = _RULE.fullmatch(text)
-    parts = [part.strip() for part in match.groups()] if match else []
-    if not all(parts) or not parts or parts[0].startswith("!"):
+    tables, target = (part.strip() for part in parts_of(text) or ("", ""))
+    schema, _, table = (part.strip() for part in target.partition("."))
+    if not (tables and schema and table):
         raise RouteRuleError(
             f"the route {text!r} is not of the form SCHEMA.TABLE=TARGET_SCHEMA.TARGET_TABLE, such "
             f"as 'shop.*=lake.{SCHEMA}_{TABLE}'"
         )
-    for template in parts[1:]:
+    for template in (schema, table):
         if _BRACES.search(_filled(template, "", "")):
             raise RouteRuleError(
                 f"the route {text!r}: {template!r} has braces, in which only {SCHEMA} and {TABLE} "
                 "can stand"
             )
-    return _Rule(TableFilter((parts[0],)), parts[1], parts[2])
+    return _Rule(TableFilter((tables,)), schema, table)
 
 
 def _filled(template: str, schema: str, table: str) -> str:
