@@ -232,6 +232,7 @@ class Changefeeds:
                 check_names(table, format_of(info.sink_uri))
             # Made before anything is saved: a source refuses options that it does not know.
             source: Source | None = None
+            saved_source: Source | None = None
             if info.source_uri != feed.info.source_uri:
                 source = self._factory.make_source(feed.id, info.source_uri)
             begins_anew = bool(update.rules)
@@ -249,12 +250,12 @@ class Changefeeds:
                 if source is not None or keeps_now:
                     begins_anew = True
                     await feed.stop()
-                    feed.source = source or feed.source
+                    saved_source = source
             finally:
                 if begins_anew and feed.id not in self._doubted:
-                    # Where nothing was saved, the source is the one of before.
-                    new = source if feed.source is source else None
-                    await feed.restart_at(feed.checkpoint_ts, feed.catalog.history, source=new)
+                    # Where nothing was saved, the source stays the one of before.
+                    history = feed.catalog.history
+                    await feed.restart_at(feed.checkpoint_ts, history, source=saved_source)
                     self._start(feed)
             if not info.audit_s:
                 await self._records.forget_audit(feed.id)
@@ -339,7 +340,6 @@ class Changefeeds:
                 "new filter not in force yet", changefeed=feed.id, code=err.code, error=err.message
             )
         await feed.restart_at(feed.checkpoint_ts, changes, info=info)
-        feed.info_saved = True
         self._start(feed)
 
     async def remove(self, changefeed: str) -> Feed:
@@ -463,7 +463,6 @@ class Changefeeds:
             self._doubt(feed)
             raise
         await feed.restart_at(start_ts, [start], info=info)
-        feed.info_saved = True
         feed.readers.restart_at(start_ts)
         _log.info(
             "changefeed goes on elsewhere",

@@ -54,10 +54,16 @@ _REFUSED_SHOWN = 20
 class TableSelection:
     """`refused` are the tables that match, but cannot be replicated: why, by name."""
 
-    tables: tuple[TableRecord, ...]
+    read: tuple[SourceTable, ...]
+    """The tables, as the source reads their records."""
     refused: Mapping[str, str] = field(default_factory=dict)
     not_taken: tuple[tuple[str, str], ...] = ()
     """Schema and table name of some that the filter does not take, at most `NOT_TAKEN_MAX`."""
+
+    @property
+    def tables(self) -> tuple[TableRecord, ...]:
+        """Their records."""
+        return tuple(table.record for table in self.read)
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -263,9 +269,14 @@ def _none_taken(names: Sequence[str]) -> str:
             "the filter takes none of the source's tables, as it shows none at all: `tidemark cli "
             "source check --source-uri …` says what its user may see"
         )
-    shown, others = ", ".join(sorted(names)[:_REFUSED_SHOWN]), len(names) - _REFUSED_SHOWN
-    more = f", and {others} more" if others > 0 else ""
-    return f"the filter takes none of the source's tables; there are {shown}{more}"
+    there = _first_ones(sorted(names), ", ")
+    return f"the filter takes none of the source's tables; there are {there}"
+
+
+def _first_ones(texts: Sequence[str], separator: str) -> str:
+    """Some of the texts, and how many more there are."""
+    shown, others = texts[:_REFUSED_SHOWN], len(texts) - _REFUSED_SHOWN
+    return separator.join([*shown, *([f"and {others} more"] if others > 0 else [])])
 
 
 def eligible(
@@ -281,7 +292,7 @@ def eligible(
     """
     earlier = {each.table_info.get("id"): source.table(each) for each in before}
     tables: list[SourceTable] = []
-    selected: list[TableRecord] = []
+    read: list[SourceTable] = []
     refused: dict[str, str] = {}
     for record in records:
         try:
@@ -295,28 +306,25 @@ def eligible(
             check_names(taken, terms.target)
             check_conditions(taken)
             tables.append(table)
-            selected.append(taken.record)
+            read.append(taken)
         except TableIneligibleError as err:
             refused[record.name] = err.message
     if refused and not terms.ignore_ineligible:
-        shown = "; ".join(list(refused.values())[:_REFUSED_SHOWN])
-        others = len(refused) - _REFUSED_SHOWN
-        more = f"; and {others} more" if others > 0 else ""
+        shown = _first_ones(list(refused.values()), "; ")
         raise TableIneligibleError(
-            f"{shown}{more}. Leave them out by --filter, or by --ignore-ineligible-table"
+            f"{shown}. Leave them out by --filter, or by --ignore-ineligible-table"
         )
     if refused and not tables:
         shown = "; ".join(list(refused.values())[:_REFUSED_SHOWN])
         raise ParameterError(f"no table that the filter takes can be replicated: {shown}")
     _check_each_once(tables)
-    routed = [replace(table, record=record) for table, record in zip(tables, selected, strict=True)]
-    check_distinct(routed, terms.target)
-    check_conflicts(routed)
+    check_distinct(read, terms.target)
+    check_conflicts(read)
     terms.routes.check(tables)
     terms.columns.check(tables)
     terms.events.check(tables)
     terms.masks.check(tables)
-    return TableSelection(tuple(selected), refused)
+    return TableSelection(tuple(read), refused)
 
 
 def _check_each_once(tables: Sequence[SourceTable]) -> None:

@@ -209,19 +209,19 @@ class Feed:
         """Begin elsewhere next time it runs, with the tables of `changes`. `info`, which is
         durable, and `source`, which reads the tables, are the feed's from then on.
         """
-        info = info or self.info
+        of = info or self.info
         reader = TablesRead(self.catalog.read() if source is None else (), source or self.source)
         catalog = await asyncio.to_thread(
             _catalog,
             self.factory,
-            info,
+            of,
             reader,
             History(changes),
             checkpoint_ts,
-            info.rules,
+            of.rules,
         )
         # All at once: nobody sees the one without the other.
-        if info is not self.info:
+        if info is not None:
             self.info, self.info_saved = info, True
         self.source, self.catalog = source or self.source, catalog
         if checkpoint_ts < self.safepoint_ts:

@@ -225,8 +225,7 @@ class Owner(Changefeeds):
                 await self._safepoints.end_creation(source, new.id)
                 # A log source saved a position for its `now`, which no changefeed will use.
                 await self._records.clear(new.id)
-        tables = tuple(map(source.table, selection.tables))
-        return Checked(start_ts, tables, selection.refused, selection.not_taken)
+        return Checked(start_ts, selection.read, selection.refused, selection.not_taken)
 
     async def recorded(self, known: Collection[str]) -> list[Feed]:
         """Changefeeds beside the `known` ones, as their records are; they do not run."""

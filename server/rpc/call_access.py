@@ -125,12 +125,8 @@ class CallAccess:
         """
         right = None if self._is_open else right_of_call(path)
         if right is not None:
-            method, client = (
-                path.rpartition("/")[2],
-                self._client(path, right, metadata, names, peer),
-            )
-            if _is_change(right, method) and client.role != CLUSTER:
-                log_change(method, None, BEGUN, peer, client.name)
+            client = self._client(path, right, metadata, names, peer)
+            _log_begun(right, _method(path), client, peer)
 
     def check_again(
         self,
@@ -159,8 +155,7 @@ class CallAccess:
             values = [authorization] if authorization else []
             what = f"{method} {path[:256]}"
             client = self._checked(right, what, values, names, "http")
-            if _is_change(right, what) and client.role != CLUSTER:
-                log_change(what, None, BEGUN, "http", client.name)
+            _log_begun(right, what, client, "http")
 
     def _client(
         self,
@@ -171,7 +166,7 @@ class CallAccess:
         peer: str,
     ) -> Client:
         values = [value for key, value in metadata if key == "authorization"]
-        return self._checked(right, path.rpartition("/")[2], values, names, peer)
+        return self._checked(right, _method(path), values, names, peer)
 
     def _checked(
         self,
@@ -200,6 +195,15 @@ class CallAccess:
                 return
             self._logged.add(seen)
         log_change(what, None, err.code, peer, name)
+
+
+def _method(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _log_begun(right: Right, what: str, client: Client, peer: str) -> None:
+    if _is_change(right, what) and client.role != CLUSTER:
+        log_change(what, None, BEGUN, peer, client.name)
 
 
 def _is_change(right: Right, what: str) -> bool:
