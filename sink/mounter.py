@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark_tidemark.column_metadata import scalar
 
 from sink.masking import Mask
 from storage.model.errors import CorruptError, KeyValueError
@@ -177,15 +178,7 @@ def default_of(field: pa.Field) -> pa.Array | None:
     text = (field.metadata or {}).get(DEFAULT)
     if text is None:
         return None
-    value: Plain = json.loads(text)
-    kind = field.type
-    if pa.types.is_binary(kind):
-        return pa.array([base64.b64decode(str(value))], kind)
-    if pa.types.is_timestamp(kind):
-        # Arrow reads an instant only with its zone; here it is UTC, written or not.
-        moment = pa.scalar(dt.datetime.fromisoformat(str(value)).replace(tzinfo=None))
-        return pa.array([moment.as_py()], pa.timestamp(kind.unit)).cast(kind)
-    return pa.array([value]).cast(pa.string()).cast(kind)
+    return pa.array([scalar(json.loads(text), field.type)])
 
 
 def whole_mounter(mounter: TableMounter) -> TableMounter:

@@ -181,6 +181,11 @@ class Changes:
         return as_sent(rows) if self.soft_delete else rows
 
     @property
+    def sums(self) -> tuple[int, int]:
+        """Rows and checksum, as of `lake.checksum.checksum`, of what this process reads."""
+        return checksum([self.sent(self.arrow)])
+
+    @property
     def read_again(self) -> "Changes":
         """The same, as if no task had written them."""
         return dataclasses.replace(self, by_tasks=None, write=AUTO)
@@ -196,13 +201,29 @@ class Changes:
         if self.by_tasks is not None:
             return self.by_tasks.counted
         if self.here or "arrow" in self.__dict__:
-            rows, total = checksum([self.sent(self.arrow)])
+            rows, total = self.sums
             return Counted(rows, hexadecimal(total))
         frame = self.frame(session)
         frame = as_sent_frame(frame) if self.soft_delete else frame
         parts = map_in_arrow(frame, _counted, from_arrow_schema(_COUNTED)).collect()
         total = sum(int(part.checksum, 16) for part in parts)
         return Counted(sum(part.rows for part in parts), hexadecimal(total))
+
+
+class CountedBatches:
+    """The batches of changes, counted while they pass."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self.rows = 0
+        self.total = 0
+        """A sum, as of `lake.checksum.checksum`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._changes.batches():
+            rows, total = checksum([self._changes.sent(pa.Table.from_batches([batch]))])
+            self.rows, self.total = self.rows + rows, self.total + total
+            yield batch
 
 
 def _check_keys(table: TableMeta, batch: Any) -> None:

@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyspark_tidemark.column_metadata import with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.changes import DELETE, Changes
-from pyspark_tidemark.lake.checksum import checksum, hexadecimal
+from pyspark_tidemark.lake.changes import DELETE, Changes, CountedBatches
+from pyspark_tidemark.lake.checksum import hexadecimal
 from pyspark_tidemark.lake.columns import free_name
 from pyspark_tidemark.lake.cut_record import Shown
 from pyspark_tidemark.lake.databases import manifest
@@ -135,7 +135,7 @@ class DatabaseTarget:
 
     def apply(self, changes: Changes) -> Applied:
         """Stage the changes, apply them, move the fence: all or nothing."""
-        table, counting = changes.table, _Counting(changes)
+        table, counting = changes.table, CountedBatches(changes)
         self._mend_key(table)
         with self._transaction(table.name) as cursor:
             # Locked: of two jobs with the same cut one waits here, and then finds it applied.
@@ -379,19 +379,3 @@ def _mark(schema: Any) -> str:
     """The mark of a table that was altered to a schema."""
     # Not by names: after a swap of two columns both schemas have the same ones.
     return f"tidemark columns {hashlib.sha256(schema.serialize().to_pybytes()).hexdigest()[:32]}"
-
-
-class _Counting:
-    """The batches of a cut, counted while they pass."""
-
-    def __init__(self, changes: Changes) -> None:
-        self._changes = changes
-        self.rows = 0
-        self.total = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._changes.batches():
-            rows, total = checksum([self._changes.sent(pa.Table.from_batches([batch]))])
-            self.rows += rows
-            self.total += total
-            yield batch

@@ -15,8 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.checksum import checksum
+from pyspark_tidemark.lake.changes import Changes, CountedBatches
 from pyspark_tidemark.lake.cut_tasks import Part, check_arrived, check_mounted
 from pyspark_tidemark.lake.delta.files import Layout, NewFile, written
 from pyspark_tidemark.lake.delta.inserted import Inserted
@@ -49,13 +48,10 @@ class ChangesWriter:
     def write(self, changes: Changes) -> Part:
         """See `TaskWriter`."""
         check_mounted(self.layout.root)
-        file, rows, total = NewFile(self.layout), 0, 0
-        for batch in changes.batches():
-            part = pa.Table.from_batches([batch])
-            file.add(fitted(part, self.layout.schema))
-            part_rows, part_sum = checksum([part])
-            rows, total = rows + part_rows, total + part_sum
-        return Part(rows, total, Made(self.layout, file.close()))
+        file, counting = NewFile(self.layout), CountedBatches(changes)
+        for batch in counting:
+            file.add(fitted(pa.Table.from_batches([batch]), self.layout.schema))
+        return Part(counting.rows, counting.total, Made(self.layout, file.close()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +77,7 @@ class UpsertWriter:
             name = layout.root
             actions = masked_and_added(name, listing, folded, key, (inserted, key_columns))
             made = Made(layout, actions, listing.version, inserted.replaced(name))
-        rows, total = checksum([changes.sent(changes.arrow)])
-        return Part(rows, total, made)
+        return Part(*changes.sums, made)
 
 
 @functools.cache

@@ -7,10 +7,7 @@ what it searched before: of an upsert it gets the keys, and no other column.
 import dataclasses
 from typing import Any
 
-import pyarrow as pa
-
-from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.checksum import checksum
+from pyspark_tidemark.lake.changes import Changes, CountedBatches
 from pyspark_tidemark.lake.cut_tasks import Part, check_mounted
 from pyspark_tidemark.lake.files import file_system, is_on_disk
 from pyspark_tidemark.lake.fold import fold
@@ -40,7 +37,7 @@ class ChangesWriter:
     def write(self, changes: Changes) -> Part:
         """See `TaskWriter`."""
         _check(self.layout)
-        counting = _Counting(changes)
+        counting = CountedBatches(changes)
         files = write_rows(self.layout, iter(counting))
         return Part(counting.rows, counting.total, Made(tuple(files)))
 
@@ -59,23 +56,7 @@ class UpsertWriter:
         folded = fold(changes.arrow, key)
         live = folded.live
         keys = (rows.select(key) for rows in (folded.known, folded.new, live))
-        rows, total = checksum([changes.sent(changes.arrow)])
-        return Part(rows, total, Made(tuple(write(self.layout, live)), *keys))
-
-
-class _Counting:
-    """The batches of changes, counted while they pass."""
-
-    def __init__(self, changes: Changes) -> None:
-        self._changes = changes
-        self.rows = 0
-        self.total = 0
-
-    def __iter__(self) -> Any:
-        for batch in self._changes.batches():
-            rows, total = checksum([self._changes.sent(pa.Table.from_batches([batch]))])
-            self.rows, self.total = self.rows + rows, self.total + total
-            yield batch
+        return Part(*changes.sums, Made(tuple(write(self.layout, live)), *keys))
 
 
 def _check(layout: Layout) -> None:
