@@ -15,9 +15,10 @@ from typing import Final
 
 from pyspark_tidemark.lake.format import APPEND, UPSERT
 from pyspark_tidemark.lake.registry import FORMATS
+from pyspark_tidemark.sink_uri import settings_of
 
 from server.capture.errors import AuditUnsupportedError, ParameterError
-from server.changefeed.info import ChangefeedInfo, RunningError, State, lake_format, lake_settings
+from server.changefeed.info import ChangefeedInfo, RunningError, State, lake_format
 from storage.model.errors import CorruptError
 
 DIFFERS: Final = "ErrAuditDiffers"
@@ -153,7 +154,7 @@ def check_audit(audit_s: int, sink_uri: str, *, ignores_events: bool = False) ->
         why = f"a sink {kind} is kept by a reader of its own"
     elif UPSERT not in FORMATS[lake].modes:
         why = f"a sink {kind} is a changelog, which has no current rows"
-    elif lake_settings(sink_uri).get("mode") == APPEND:
+    elif settings_of(sink_uri).get("mode") == APPEND:
         why = "mode=append keeps all changes, and no current rows"
     elif ignores_events:
         why = "the changefeed's event filters leave changes out of it"

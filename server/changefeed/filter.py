@@ -45,6 +45,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark_tidemark.lake.format import DROP
+from pyspark_tidemark.sink_uri import settings_of
 
 from server.changefeed.source import KINDS, ON_UNCLEAR_DDL, SourceUri, find_kind, scheme_of
 from server.changefeed.table import SourceTable, TableRecord
@@ -78,7 +80,6 @@ FITTING: Final = frozenset(
 """DDL behind which the rows would not fit, or which changes rows in no event."""
 _PLAIN: Final = re.compile(r"[\w$\-]|[^\x00-\x7f]")
 _SET_PART: Final = re.compile(r"(.)-(.)|(.)", re.DOTALL)
-_ON_DROP: Final = re.compile(r"[?&]on-drop=drop(&|$)")
 _QUOTES: Final = '"`'
 
 
@@ -576,7 +577,7 @@ def check_ddl(filters: EventFilters, source_uri: str, sink_uri: str) -> None:
             "rows cannot follow those of the former; of MySQL and MariaDB it can be ignored"
         )
     drops = any(each.ddl_events & DROPS or each.ignore_sql for each in filters.filters)
-    if drops and _ON_DROP.search(sink_uri):
+    if drops and settings_of(sink_uri).get("on-drop") == DROP:
         raise EventFilterError(
             "an event filter ignores DROP TABLE, or may by ignore-sql, and the sink URI says "
             "on-drop=drop: leave one of them out"

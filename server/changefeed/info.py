@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.format import APPEND
 from pyspark_tidemark.lake.registry import FORMATS
-from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted
+from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted, settings_of
 
 from gcsafepoint.explain.names import feed_service
 from server.changefeed.filter import EventFilter, exact_rules
@@ -406,23 +406,13 @@ def lake_format(sink_uri: str) -> str:
     return name if name in LAKES else ""
 
 
-def lake_settings(sink_uri: str) -> dict[str, str]:
-    """How the URI says that its lake is kept; nothing for what is no valid URI,
-    as a record of an earlier version may have.
-    """
-    try:
-        return SinkUri.parse(sink_uri).settings
-    except SourceError:
-        return {}
-
-
 def keeps_changes(sink_uri: str) -> bool:
     """Whether all changes go into the sink, and not only what rows are at last: the lake's mode is
     `append`, or whoever reads decides.
     """
     lake = lake_format(sink_uri)
     modes = FORMATS[lake].modes if lake else ()
-    return not modes or lake_settings(sink_uri).get("mode", modes[0]) == APPEND
+    return not modes or settings_of(sink_uri).get("mode", modes[0]) == APPEND
 
 
 def check_sink_uri(sink_uri: str) -> None:

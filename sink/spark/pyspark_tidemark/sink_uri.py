@@ -385,6 +385,16 @@ def format_of(text: str) -> str:
     return text.partition(":")[0].partition("+")[0].lower()
 
 
+def settings_of(text: str) -> dict[str, str]:
+    """How a stored sink URI says that its lake is kept; nothing for what is no valid URI, as a
+    record of an earlier version may have.
+    """
+    try:
+        return SinkUri.parse(text).settings
+    except SourceError:
+        return {}
+
+
 def redacted(text: str) -> str:
     """A stored sink URI as it may be shown: a valid one as it is,
     any other with `***` wherever a secret may be.

@@ -81,6 +81,8 @@ def test_what_target_or_source_would_do_all_the_same_is_refused() -> None:
         check_ddl(each, MYSQL, LAKE)
         with pytest.raises(EventFilterError, match="on-drop=drop"):
             check_ddl(each, MYSQL, f"{LAKE}?mode=append&on-drop=drop")
+        with pytest.raises(EventFilterError, match="on-drop=drop"):
+            check_ddl(each, MYSQL, f"{LAKE}?on-drop=dro%70")
     for source in ("", "pump://h:8250"):
         with pytest.raises(EventFilterError, match="of TiDB is another one"):
             check_ddl(truncating(), source, LAKE)
