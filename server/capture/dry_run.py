@@ -37,7 +37,7 @@ def _eligible(
 ) -> pb.EligibleTable:
     record = table.record
     columns = whole_mounter(table.mounter).schema.names[len(META_FIELDS) :]
-    taken = source_columns(table.mounter)
+    shown = source_columns(table.mounter)
     return pb.EligibleTable(
         name=table.name,
         target=table.target_name if table.target_name != table.name else "",
@@ -45,7 +45,7 @@ def _eligible(
         key=table.mounter.key_columns,
         columns=_columns(table),
         rule=table_filter.deciding_rule(record.schema_name, record.table_name),
-        left_out=[name for name in columns if name not in taken],
+        left_out=[name for name in columns if name not in shown],
         ignored=[text for each in events.about(record) for text in _ignored(each)],
     )
 

@@ -50,14 +50,19 @@ async def test_a_damaged_table_is_pulled_again_from_its_checkpoint_and_gives_the
     assert await asyncio.to_thread(feeds.ack, "feed", None, 1040) == 1040
 
 
-async def test_nobody_plans_all_tables_without_the_one_that_is_pulled_again(capture, upstream):
+async def with_one_row(capture, upstream):
+    """Owner and feed of a changefeed that is complete to 1040, with one row; what readers ask."""
     owner = await capture.start()
     feed = await owner.create(new("feed", start_ts=1000, tables=[capture.table]))
-    feeds = OwnerFeeds(owner)
     await until(lambda: upstream.subscriptions)
     upstream.commit(1010, 1010, 1010)
     upstream.resolve(1040)
     await until(lambda: feed.processor.resolved_ts == 1040)
+    return owner, feed, OwnerFeeds(owner)
+
+
+async def test_nobody_plans_all_tables_without_the_one_that_is_pulled_again(capture, upstream):
+    _, feed, feeds = await with_one_row(capture, upstream)
     sink, span, told = feed.processor.sink, feed.tables[0].span, []
     follow = sink.follow
 
@@ -78,13 +83,7 @@ async def test_nobody_plans_all_tables_without_the_one_that_is_pulled_again(capt
 
 
 async def test_nobody_plans_all_tables_while_the_changefeed_stops(capture, upstream):
-    owner = await capture.start()
-    feed = await owner.create(new("feed", start_ts=1000, tables=[capture.table]))
-    feeds = OwnerFeeds(owner)
-    await until(lambda: upstream.subscriptions)
-    upstream.commit(1010, 1010, 1010)
-    upstream.resolve(1040)
-    await until(lambda: feed.processor.resolved_ts == 1040)
+    owner, feed, feeds = await with_one_row(capture, upstream)
     sink = feed.processor.sink
     plan_tables = sink.plan_tables
     asked, stopped = threading.Event(), threading.Event()

@@ -50,13 +50,20 @@ def test_an_operator_switches_traces_off(monkeypatch, variable, value):
         assert not tracing.is_on()
 
 
-def test_another_protocol_is_told_by_name(monkeypatch):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+def only_warning():
+    """Why nothing is traced."""
     warnings = []
     with tracing.sending("test", warnings.append):
         assert not tracing.is_on()
+        assert tracing.begin("cut") is tracing.NO_SPAN
     [warning] = warnings
+    return warning
+
+
+def test_another_protocol_is_told_by_name(monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    warning = only_warning()
     assert "'http/protobuf'" in warning
     assert "only grpc" in warning
 
@@ -64,20 +71,14 @@ def test_another_protocol_is_told_by_name(monkeypatch):
 def test_a_missing_extra_is_told_with_what_installs_it(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
-    warnings = []
-    with tracing.sending("test", warnings.append):
-        assert tracing.begin("cut") is tracing.NO_SPAN
-    [warning] = warnings
+    warning = only_warning()
     assert "pip install 'tidemark-cdc[otel]'" in warning
 
 
 def test_a_variable_that_cannot_be_used_is_told(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
-    warnings = []
-    with tracing.sending("test", warnings.append):
-        assert not tracing.is_on()
-    [warning] = warnings
+    warning = only_warning()
     assert "soon" in warning
 
 
