@@ -208,7 +208,7 @@ class Backlog:
             [entry for entry in new if entry.meta.max_commit_ts <= self.index.dead_ts]
         )
         self._store.replace(self.index, alive, old)
-        self._levels.merged(run_merge.runs, sum(entry.pointer.length for entry in alive))
+        self._levels.merged(run_merge.runs, sum(entry.bytes for entry in alive))
 
     def abandon_merge(self, run_merge: RunMerge) -> None:
         """Leave runs that cannot be read as they are, and merge them never again;
@@ -327,7 +327,7 @@ class Backlog:
                 # Rows that nobody reads any more may have waited in one batch with others.
                 if int(order.commit_ts(piece)[-1]) > self.index.dead_ts:
                     entry = self._store.write(self.index, piece, run)
-                    run, size = entry.run, size + entry.pointer.length
+                    run, size = entry.run, size + entry.bytes
                 written += piece.num_rows
         finally:
             # A full disk loses nothing: what was not written is in memory again, in its old place.

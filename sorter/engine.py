@@ -38,6 +38,7 @@ from sorter.table import Table
 from storage.leveldb import DirectoryLockedError, DirectoryUnusableError
 from storage.model.event import RAW_SCHEMA, Position
 from storage.model.span import Span
+from storage.spill_codec import PLAIN, SpillCodec
 
 ResolveHook = Callable[[Span, int], None]
 # shared by all tables: one for each would cost more than everything else of an idle table
@@ -63,6 +64,8 @@ class SorterSettings:
     """The least time between two deletions of a table's blocks (TiCDC: 5 s)."""
     disk_retry_s: float = 1.0
     """How long after a refused write the disk is tried again."""
+    codec: SpillCodec = PLAIN
+    """How blocks lie on the disk."""
 
 
 DEFAULTS: Final = SorterSettings()
@@ -94,6 +97,7 @@ class Sorter:
                 segment_bytes=settings.segment_bytes,
                 block_bytes=settings.block_bytes,
                 counters=self._counters,
+                codec=settings.codec,
             )
         except BaseException:
             # The error's traceback keeps this object alive, and with it the lock.

@@ -27,6 +27,7 @@ from sorter.stats import Counters
 from storage.codec import encode_i64
 from storage.kv import WriteBatch
 from storage.model.span import Span
+from storage.spill_codec import PLAIN, SpillCodec, SpillDamagedError
 
 Reader = Callable[[], pa.RecordBatch]
 """Reads the rows of one block."""
@@ -45,9 +46,16 @@ class BlockStore:
     """
 
     def __init__(
-        self, directory: Path, *, segment_bytes: int, block_bytes: int, counters: Counters
+        self,
+        directory: Path,
+        *,
+        segment_bytes: int,
+        block_bytes: int,
+        counters: Counters,
+        codec: SpillCodec = PLAIN,
     ) -> None:
-        """Create the files in `directory`, which does not exist yet.
+        """Create the files in `directory`, which does not exist yet; `codec` says how blocks lie
+        in them.
 
         Raises:
             DirectoryUnusableError: it cannot be created or written.
@@ -59,6 +67,7 @@ class BlockStore:
         self._numbers = itertools.count(1)
         self._shared_blocks = _SharedBlockCache()
         self._segments_checked = 0
+        self._codec = codec
         self.counters = counters
 
     def index(self, unique_id: int, table_id: int, dead_ts: int) -> TableIndex:
@@ -92,9 +101,8 @@ class BlockStore:
         first, last = int(timestamps[0]), int(timestamps[-1])
         number = next(self._numbers)
         meta = BlockMeta(index.unique_id, index.table_id, number, batch.num_rows, first, last)
-        pointer = self._segments.append(*block.encode(meta, batch))
-        self.counters.add_written_block(pointer.length)
-        return Entry(meta, pointer, number if run is None else run, pointer.length)
+        pointer, size = self._append(*block.encode(meta, batch))
+        return Entry(meta, pointer, number if run is None else run, size)
 
     def write_shared(self, shares: Sequence[Share]) -> list[Entry]:
         """Write rows of several tables as one block, and an index entry for each table.
@@ -104,12 +112,9 @@ class BlockStore:
         """
         number = next(self._numbers)
         metas, header, payload = block.encode_shared(number, shares)
-        pointer = self._segments.append(header, payload, len(metas))
-        self.counters.add_written_block(pointer.length, len(metas))
+        pointer, size = self._append(header, payload, len(metas))
         rows, batch = sum(meta.rows for meta in metas), WriteBatch()
-        entries = [
-            Entry(meta, pointer, number, pointer.length * meta.rows // rows) for meta in metas
-        ]
+        entries = [Entry(meta, pointer, number, size * meta.rows // rows) for meta in metas]
         for entry in entries:
             batch.put(*encode_entry(entry))
         try:
@@ -192,10 +197,9 @@ class BlockStore:
             BlockCorruptError: it is damaged; nothing has changed.
         """
         header, payload = block.encode(entry.meta, self.reader(entry)())
-        pointer = self._segments.append(header, payload)
-        self.counters.add_written_block(pointer.length)
+        pointer, size = self._append(header, payload)
         self.counters.add_moved_bytes(pointer.length)
-        self.replace(index, [Entry(entry.meta, pointer, entry.run, pointer.length)], [entry])
+        self.replace(index, [Entry(entry.meta, pointer, entry.run, size)], [entry])
 
     def release(self, entries: Sequence[Entry]) -> None:
         """Release the space of blocks that are in no index any more."""
@@ -233,14 +237,39 @@ class BlockStore:
         self._segments.close()
         self._database.close()
 
+    def _append(self, header: bytes, payload: pa.Buffer, tables: int = 1) -> tuple[Pointer, int]:
+        """Where a block of so many tables lies now, and its bytes in memory.
+
+        Raises:
+            SorterDiskError: the disk does not take it.
+        """
+        size = len(header) + payload.size
+        if not self._codec.is_plain:
+            stored = self._codec.encode(header + payload.to_pybytes())
+            header, payload = b"", pa.py_buffer(stored)
+        pointer = self._segments.append(header, payload, tables)
+        self.counters.add_written_block(pointer.length, tables)
+        return pointer, size
+
+    def _stored(self, segment: Segment, entry: Entry) -> pa.Buffer:
+        """The bytes of a block, as `block` encoded them, if the disk is whole.
+
+        Raises:
+            BlockCorruptError: they cannot be read, or not decoded.
+        """
+        try:
+            data = segment.read(entry.pointer)
+            return data if self._codec.is_plain else self._codec.decode(data.to_pybytes())
+        except OSError as err:
+            raise block.corrupt(entry.meta, f"it cannot be read: {err.strerror}") from err
+        except SpillDamagedError as err:
+            raise block.corrupt(entry.meta, err.message) from err
+
     def _read(self, segment: Segment, entry: Entry) -> pa.RecordBatch:
         self.counters.add_read_block(entry.meta.rows)
         shared = self._shared_blocks.get(entry.pointer)
         if shared is None:
-            try:
-                data = segment.read(entry.pointer)
-            except OSError as err:
-                raise block.corrupt(entry.meta, f"it cannot be read: {err.strerror}") from err
+            data = self._stored(segment, entry)
             if not block.is_shared(data):
                 return block.decode(entry.meta, data)
             shared = block.decode_shared(entry.meta, data)
@@ -249,7 +278,13 @@ class BlockStore:
 
 
 def open_shards(
-    directory: Path, count: int, *, segment_bytes: int, block_bytes: int, counters: Counters
+    directory: Path,
+    count: int,
+    *,
+    segment_bytes: int,
+    block_bytes: int,
+    counters: Counters,
+    codec: SpillCodec = PLAIN,
 ) -> list[BlockStore]:
     """`count` stores in directories of their own, which do not exist yet.
 
@@ -264,6 +299,7 @@ def open_shards(
                 segment_bytes=segment_bytes,
                 block_bytes=block_bytes,
                 counters=counters,
+                codec=codec,
             )
             undo.callback(store.close)
             stores.append(store)

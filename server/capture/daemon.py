@@ -40,7 +40,7 @@ from server.capture.worker.peers import SHARES, PeerAccess, Peers
 from server.capture.worker.pool import Launch, Pool, Worker, check_workers, cores, host_of
 from server.capture.worker.processor import WorkersProcessor
 from server.capture.worker.service import WorkerService
-from server.config import HTTP_ADDRS, setting
+from server.config import HTTP_ADDRS, ConfigError, setting
 from server.daemon import Endpoints
 from server.dump.service import DumpService
 from server.puller.source import SourceContext
@@ -55,6 +55,7 @@ from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
 from sink.flight.tokens import Readers, read_token
+from storage.spill_codec import COMPRESSIONS, NO_COMPRESSION, SpillCodec
 from storage.tasks import beside
 
 _log = structlog.get_logger(__name__)
@@ -99,6 +100,14 @@ class CaptureConfig:
         "a stream of a store or pump that is silent for so long is opened again",
         least=0.001,
     )
+    spill_compression: str = setting(
+        NO_COMPRESSION, "how rows that do not fit into memory lie on disk: `none`, or `lz4`"
+    )
+    spill_encryption: bool = setting(
+        default=False,
+        help_text="encrypt them (XChaCha20-Poly1305), by a key that is made at the start and never "
+        "stored",
+    )
     workers: int = setting(
         1, "processes that pull, sort and serve tables; 1: this one alone, 0: one for each core"
     )
@@ -111,12 +120,16 @@ class CaptureConfig:
         """This configuration.
 
         Raises:
-            ConfigError: the workers cannot be started so, or both an access file and a token of
-                Flight are given.
+            ConfigError: the workers cannot be started so, both an access file and a token of
+                Flight are given, or a compression is not known.
             AccessFileError, TokenFileError: such a file cannot be used.
             DataDirError: the directory's name is too long for the workers' sockets.
         """
         self.readers()
+        if self.spill_compression not in COMPRESSIONS:
+            raise ConfigError(
+                f"--spill-compression is {' or '.join(COMPRESSIONS)}, not {self.spill_compression!r}"
+            )
         if self.token_file:
             read_token(self.token_file)
         if (count := self.workers or cores()) != 1:
@@ -220,7 +233,8 @@ async def _member(
     # Sorted rows are a cache of the upstream: what an earlier process left belongs to a run that
     # has ended.
     shutil.rmtree(directory / "sorter", ignore_errors=True)
-    resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
+    codec = SpillCodec(config.spill_compression, encrypted=config.spill_encryption)
+    resources = Resources(context, directory / "sorter", config.memory_quota_bytes, codec)
     access, fence = _peer_access(config, security), Fence()
     async with _worker_processes(config, security, directory) as own:
         with (
@@ -352,6 +366,8 @@ async def _worker_processes(
         flight_token_file=config.flight_token_file,
         access_file=config.access_file,
         stream_silence_seconds=config.stream_silence_seconds,
+        spill_compression=config.spill_compression,
+        spill_encryption=config.spill_encryption,
         security=security,
     )
     pool = Pool(launch.workers(count))

@@ -36,6 +36,7 @@ from sorter import Sorter, SorterSettings
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import physical_ms
+from storage.spill_codec import PLAIN, SpillCodec
 
 _THREADS = 2
 _SINK_WORKERS = 2
@@ -61,6 +62,8 @@ class Resources:
     directory: Path
     memory_quota_bytes: int
     """For each changefeed."""
+    codec: SpillCodec = PLAIN
+    """How rows that they spill lie on disk."""
 
 
 class LocalProcessor(ProcessorPosition):
@@ -180,11 +183,14 @@ class LocalProcessor(ProcessorPosition):
         sink_bytes = quota - sorter_bytes - 2 * open_bytes
         with (
             closing(
-                OpenTransactions(self._directory / _OPEN_DIRECTORY, open_bytes)
+                OpenTransactions(
+                    self._directory / _OPEN_DIRECTORY, open_bytes, codec=self._resources.codec
+                )
             ) as open_transactions,
             ThreadPoolExecutor(_THREADS, thread_name_prefix=f"puller {name}") as executor,
         ):
-            sorter = await _opened(self._directory, sorter_bytes)
+            settings = SorterSettings(memory_bytes=sorter_bytes, codec=self._resources.codec)
+            sorter = await _opened(self._directory, settings)
             times = RangeTimes() if tracing.is_on() else None
             sink = LocalSink(
                 sorter,
@@ -227,13 +233,11 @@ class LocalProcessor(ProcessorPosition):
             await asyncio.shield(asyncio.to_thread(run.close))
 
 
-async def _opened(directory: Path, memory_bytes: int) -> Sorter:
+async def _opened(directory: Path, settings: SorterSettings) -> Sorter:
     """Open a sorter; if the caller is cancelled meanwhile, it is closed when it has opened."""
     # A thread cannot be cancelled. Without the shield nobody would hold the sorter that it opens,
     # and the lock of its directory would stay with this process.
-    opening = asyncio.get_running_loop().run_in_executor(
-        None, Sorter, directory, SorterSettings(memory_bytes=memory_bytes)
-    )
+    opening = asyncio.get_running_loop().run_in_executor(None, Sorter, directory, settings)
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:

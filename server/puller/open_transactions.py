@@ -4,7 +4,7 @@ in memory up to a limit, else on disk.
 Each matcher has maps from (start_ts, key); all maps of a changefeed share one limit and one
 LevelDB, which exists only while something is spilled. A map beyond the limit writes all it has to
 disk, and loads an entry back before it looks at it. Nothing is synced: it is a cache of the
-upstream, in a directory that is removed at start.
+upstream, in a directory that is removed at start. A `SpillCodec` may compress and encrypt entries.
 
 A full disk pauses the feed that has to spill, as the sorter's does: the entries stay in memory, and
 the write is tried again until it succeeds or the map is closed. LevelDB takes no write after one
@@ -26,9 +26,10 @@ import structlog
 from server.puller import metrics
 from storage.codec import prefix_end
 from storage.kv import WriteBatch
-from storage.leveldb import DirectoryUnusableError, LevelDB, Limits
+from storage.leveldb import CorruptDatabaseError, DirectoryUnusableError, LevelDB, Limits
 from storage.model.errors import ClosedError
 from storage.queue import ByteBudget
+from storage.spill_codec import PLAIN, SpillCodec, SpillDamagedError
 
 ENTRY_BYTES: Final = 400
 """What an entry takes in memory beside its bytes."""
@@ -43,8 +44,11 @@ _GONE: Final = b""  # hides an entry of an older database; no value is empty
 
 _MAP = struct.Struct(">QQ")  # the number of the map, start_ts
 _NUMBER = struct.Struct(">Q")
+_KEY = struct.Struct(">I")  # the length of a key that an entry begins with
 
 V = TypeVar("V")
+SPILL_DAMAGE: Final = (CorruptDatabaseError, SpillDamagedError)
+"""What reading spilled entries raises where the disk has changed them."""
 TxnKey = tuple[int, bytes]
 """(start_ts, key)."""
 
@@ -71,13 +75,20 @@ class OpenTransactions:
     """
 
     def __init__(
-        self, directory: Path | None = None, memory_bytes: int = 1 << 62, *, retry_s: float = 1.0
+        self,
+        directory: Path | None = None,
+        memory_bytes: int = 1 << 62,
+        *,
+        retry_s: float = 1.0,
+        codec: SpillCodec = PLAIN,
     ) -> None:
         """Spill into `directory`, which is made when it is needed, beyond `memory_bytes`;
         None: never spill.
 
-        A write that the disk refused is tried again every `retry_s`.
+        A write that the disk refused is tried again every `retry_s`; `codec` says how entries lie
+        there.
         """
+        self.codec = codec
         self.memory_bytes = memory_bytes
         """The limit."""
         self.arrived = ByteBudget(memory_bytes)
@@ -307,14 +318,14 @@ class OpenRows(Generic[V]):
         if value is not None or not self.spilled:
             return value
         key = self._key(at)
-        data = self._shared.get(key) if key not in self._deleted else None
-        return self._form.decode(data) if data is not None else None
+        stored = self._shared.get(key) if key not in self._deleted else None
+        return self._decoded(key, stored)[1] if stored is not None else None
 
     def load(self, at: TxnKey) -> None:
         """Bring an entry back to memory if it is on disk.
 
         Raises:
-            CorruptDatabaseError: its file is damaged.
+            CorruptDatabaseError, SpillDamagedError: its file is damaged.
         """
         if not self.spilled or at in self.memory:
             return
@@ -345,9 +356,9 @@ class OpenRows(Generic[V]):
         entries = iter(self.memory.items())
         batch, size = WriteBatch(), 0
         for at, value in entries:
-            data = self._form.encode(value)
-            batch.put(self._key(at), data)
-            size += len(at[1]) + len(data)
+            key, stored = self._key(at), self._encoded(at, value)
+            batch.put(key, stored)
+            size += len(key) + len(stored)
             if size >= _BATCH_BYTES:
                 self._write(batch)
                 batch, size = WriteBatch(), 0
@@ -366,10 +377,10 @@ class OpenRows(Generic[V]):
         """All entries, which are gone afterwards."""
         self.settle()
         if self.spilled:
-            for key, data in self._shared.scan(_NUMBER.pack(self._number)):
-                at = _MAP.unpack_from(key)[1], key[_MAP.size :]
+            for key, stored in self._shared.scan(_NUMBER.pack(self._number)):
+                at, value = self._decoded(key, stored)
                 if at not in self.memory:
-                    yield at, self._form.decode(data)
+                    yield at, value
         yield from self.memory.items()
         self.clear()
 
@@ -402,7 +413,22 @@ class OpenRows(Generic[V]):
             self.spilled += len(batch)
 
     def _key(self, at: TxnKey) -> bytes:
-        return _MAP.pack(self._number, at[0]) + at[1]
+        return _MAP.pack(self._number, at[0]) + self._shared.codec.name_of(at[1])
+
+    def _encoded(self, at: TxnKey, value: V) -> bytes:
+        codec, data = self._shared.codec, self._form.encode(value)
+        # The name of a hidden key does not lead back to it, so the entry has it, too.
+        return codec.encode(_KEY.pack(len(at[1])) + at[1] + data if codec.hides else data)
+
+    def _decoded(self, key: bytes, stored: bytes) -> tuple[TxnKey, V]:
+        """Raises SpillDamagedError."""
+        codec = self._shared.codec
+        start_ts = _MAP.unpack_from(key)[1]
+        data = codec.decode(stored).to_pybytes() if not codec.is_plain else stored
+        if not codec.hides:
+            return (start_ts, key[_MAP.size :]), self._form.decode(data)
+        end = _KEY.size + _KEY.unpack_from(data)[0]
+        return (start_ts, data[_KEY.size : end]), self._form.decode(data[end:])
 
     def _size(self, at: TxnKey, value: V) -> int:
         return ENTRY_BYTES + len(at[1]) + self._form.size(value)

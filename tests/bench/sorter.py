@@ -29,6 +29,7 @@ from server.puller.tikv.matcher import INITIALIZED, Matcher
 from sorter import Sorter, SorterSettings, SorterStats
 from storage.model.event import Position
 from storage.model.span import Span
+from storage.spill_codec import COMPRESSIONS, NO_COMPRESSION, SpillCodec
 from tests.bench.sorter_workload import (
     BASE_TS,
     FIRST_TABLE_ID,
@@ -146,7 +147,8 @@ class Feed:
 
 def run(workload: Workload, directory: Path, args: argparse.Namespace) -> dict[str, object]:
     """Ingest, fetch (meanwhile, or all at the end), and say what it took."""
-    sorter = Sorter(directory, SorterSettings(memory_bytes=args.memory_mb << 20))
+    codec = SpillCodec(args.compression, encrypted=args.encryption)
+    sorter = Sorter(directory, SorterSettings(memory_bytes=args.memory_mb << 20, codec=codec))
     for span in workload.spans:
         sorter.add_table(span, BASE_TS)
     feed, reader, reading = Feed(sorter, workload, args.path), Reader(sorter, workload), Stopwatch()
@@ -237,6 +239,8 @@ def main() -> None:
     parser.add_argument(
         "--idle", action="store_true", help="also measure resolve() without anything new"
     )
+    parser.add_argument("--compression", choices=COMPRESSIONS, default=NO_COMPRESSION)
+    parser.add_argument("--encryption", action="store_true", help="as --spill-encryption")
     parser.add_argument("--memory-mb", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(

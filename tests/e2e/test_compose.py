@@ -162,6 +162,8 @@ class Composition:
     def __init__(self, environment: dict[str, str], cluster: str) -> None:
         self.environment = environment
         modern = run("docker", "compose", "version", **environment).returncode == 0
+        if not modern and shutil.which("docker-compose") is None:
+            pytest.skip("docker has no `compose`, and there is no docker-compose")
         self._command = (
             *(("docker", "compose") if modern else ("docker-compose",)),
             *("-p", PROJECT, "-f", "deploy/compose.yaml", "--env-file", f"deploy/{cluster}.env"),

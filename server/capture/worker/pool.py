@@ -40,6 +40,7 @@ from server.puller.stream_timeout import SILENT_S
 from server.rpc.client import connect, with_token
 from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.credentials import SecurityConfig, channel_credentials
+from storage.spill_codec import NO_COMPRESSION
 from storage.tasks import beside
 
 _OPTIONS: Final = [
@@ -315,6 +316,8 @@ class Launch:
     flight_token_file: str = ""
     access_file: str = ""
     stream_silence_seconds: float = SILENT_S
+    spill_compression: str = NO_COMPRESSION
+    spill_encryption: bool = False
     log: LogConfig = field(default_factory=log_config)
     """As the capture logs."""
 
@@ -340,15 +343,17 @@ class Launch:
             "--flight-token-file": self.flight_token_file,
             "--access-file": self.access_file,
             "--stream-silence-seconds": self.stream_silence_seconds,
+            "--spill-compression": self.spill_compression,
             "--ca-path": self.security.ca_path,
             "--cert-path": self.security.cert_path,
             "--key-path": self.security.key_path,
             "--log-level": self.log.log_level,
             "--log-format": self.log.log_format,
         }
-        child = Child(
-            _COMMAND, [str(part) for flag in arguments.items() if flag[1] != "" for part in flag]
-        )
+        flags = [str(part) for flag in arguments.items() if flag[1] != "" for part in flag]
+        if self.spill_encryption:
+            flags.append("--spill-encryption")
+        child = Child(_COMMAND, flags)
         scheme = "grpc+tls" if self.security.enabled else "grpc"
         return WorkerProcess(number, self.directory, child, self.advertise_host, scheme)
 

@@ -31,6 +31,7 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
+from storage.spill_codec import NO_COMPRESSION, SpillCodec
 
 _log = structlog.get_logger(__name__)
 
@@ -50,6 +51,10 @@ class WorkerConfig:
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
     memory_quota_bytes: int = setting(256 << 20, "memory for the rows of one changefeed's share")
     stream_silence_seconds: float = setting(SILENT_S, "as the capture's", least=0.001)
+    spill_compression: str = setting(NO_COMPRESSION, "as the capture's")
+    spill_encryption: bool = setting(
+        default=False, help_text="as the capture's; each worker makes a key of its own"
+    )
 
 
 @asynccontextmanager
@@ -70,7 +75,10 @@ async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIt
         ):
             context = host_context(SourceContext(pd, feeds, kv))
             resources = Resources(
-                context, sorter_directory(directory, number), config.memory_quota_bytes
+                context,
+                sorter_directory(directory, number),
+                config.memory_quota_bytes,
+                SpillCodec(config.spill_compression, encrypted=config.spill_encryption),
             )
             host = Host(tasks, partial(LocalProcessor, resources))
             server = RpcServer()

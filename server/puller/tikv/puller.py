@@ -29,7 +29,7 @@ import structlog
 from kvproto import cdcpb_pb2 as cdcpb
 
 from server.puller import metrics
-from server.puller.open_transactions import OpenTransactions
+from server.puller.open_transactions import SPILL_DAMAGE, OpenTransactions
 from server.puller.tikv.changes import Changes
 from server.puller.tikv.feed import (
     Delivery,
@@ -47,7 +47,6 @@ from server.rpc.pd import PdClient, RegionRoute
 from server.rpc.tikv import KvClient
 from storage.backoff import jittered
 from storage.codec import decode_bytes, encode_bytes
-from storage.leveldb import CorruptDatabaseError
 from storage.model.errors import TidemarkError
 from storage.model.span import KeyRange, Span
 from storage.model.ts import physical_ms
@@ -301,7 +300,7 @@ class TablePuller:
                     "region subscribed again", region_id=subscription.region_id, error=str(err)
                 )
                 return Fault("unmatched_commit")
-            except CorruptDatabaseError as err:
+            except SPILL_DAMAGE as err:
                 _log.error("spilled rows are damaged, region is pulled again", error=str(err))
                 return Fault("spill_damaged")
             return None
@@ -331,7 +330,7 @@ class TablePuller:
             self._upstream.executor.submit(self._clear, subscription.matcher)
 
     def _clear(self, matcher: Matcher) -> None:
-        with self._matching, suppress(CorruptDatabaseError):
+        with self._matching, suppress(*SPILL_DAMAGE):
             matcher.clear()
 
 

@@ -23,9 +23,11 @@ from storage.leveldb import DirectoryUnusableError, LevelDB
 from storage.model.errors import TidemarkError
 from storage.model.event import Position, raw_batch
 from storage.model.span import Span
+from storage.spill_codec import COMPRESSIONS, PLAIN, SpillCodec
 from tests.unit.sorter.model import SorterModel
 
 SPANS = [Span(7, b"t7", b"t8"), Span(-1, b"u", b""), Span(8, b"v", b"w")]
+CODECS = [SpillCodec(name, encrypted=hide) for name in COMPRESSIONS for hide in (False, True)]
 KEYS = [b"", b"a", b"ab", b"\xff"]
 
 spans = st.sampled_from(SPANS)
@@ -48,9 +50,16 @@ class SorterMachine(RuleBasedStateMachine):
         fan_in=st.integers(2, 4),
         large=st.sampled_from([0, 2000, 1 << 20]),
         moved=st.sampled_from([0, 4]),  # 0: everything, whenever a segment is begun
+        codec=st.sampled_from(CODECS),
     )
     def open(
-        self, memory: int, block: int, fan_in: int = 2, large: int = 1 << 20, moved: int = 0
+        self,
+        memory: int,
+        block: int,
+        fan_in: int = 2,
+        large: int = 1 << 20,
+        moved: int = 0,
+        codec: SpillCodec = PLAIN,
     ) -> None:
         self.now_s = 0.0
         self.patch = pytest.MonkeyPatch()
@@ -62,7 +71,9 @@ class SorterMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp())
         self.sorter = Sorter(
             self.directory,
-            SorterSettings(memory_bytes=memory, block_bytes=block, segment_bytes=1000, shards=1),
+            SorterSettings(
+                memory_bytes=memory, block_bytes=block, segment_bytes=1000, shards=1, codec=codec
+            ),
             clock=lambda: self.now_s,
         )
         self.meanwhile: list[Callable[[], None]] = []

@@ -83,7 +83,7 @@ class TransactionParts:
         """Take out all parts, one at a time; the iterator must be used up.
 
         Raises:
-            CorruptDatabaseError: what is on disk is damaged.
+            CorruptDatabaseError, SpillDamagedError: what is on disk is damaged.
         """
         count, self._count, self.size = self._count, 0, 0
         for place in range(count):

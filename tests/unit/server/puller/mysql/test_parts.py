@@ -17,6 +17,7 @@ from server.puller.mysql.transaction.transactions import Item, Transactions
 from server.puller.open_transactions import OpenTransactions, OpenTransactionsClosedError
 from storage.leveldb import CorruptDatabaseError, DirectoryUnusableError, LevelDB
 from storage.mysql.event import EventType
+from storage.spill_codec import PLAIN, SpillCodec
 from tests.unit.server.puller.mysql.test_transactions import Log
 from tests.unit.storage.mysql.encode import events
 
@@ -40,9 +41,10 @@ class LargeLog(Log):
         return padded
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Iterator[OpenTransactions]:
-    with closing(OpenTransactions(tmp_path / "open", LIMIT, retry_s=0.001)) as opened:
+@pytest.fixture(params=[PLAIN, SpillCodec("lz4", encrypted=True)], ids=repr)
+def shared(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OpenTransactions]:
+    codec = request.param
+    with closing(OpenTransactions(tmp_path / "open", LIMIT, retry_s=0.001, codec=codec)) as opened:
         yield opened
 
 

@@ -14,6 +14,7 @@ from server.puller.tikv import matcher
 from server.puller.tikv.changes import Changes
 from server.puller.tikv.matcher import LateCommitError, Matcher, UnmatchedCommitError
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
+from storage.spill_codec import COMPRESSIONS, SpillCodec
 
 PUT, DEL = 1, 2
 
@@ -303,6 +304,7 @@ def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_not
     stream = [row for _, row in live[attach:]]
     # What the scan read comes at any time before INITIALIZED, also behind what happened since.
     initialized = data.draw(st.integers(snapshot - attach, len(stream)))
+    codec = SpillCodec(data.draw(st.sampled_from(COMPRESSIONS)), encrypted=data.draw(st.booleans()))
     merged = stream[:initialized]
     for row in scan:
         merged.insert(data.draw(st.integers(0, len(merged))), row)
@@ -310,7 +312,7 @@ def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_not
 
     with (
         TemporaryDirectory() as directory,
-        closing(OpenTransactions(Path(directory) / "open", limit)) as shared,
+        closing(OpenTransactions(Path(directory) / "open", limit, codec=codec)) as shared,
     ):
         region, out = Matcher(start_ts, shared), Changes()
         while merged:
