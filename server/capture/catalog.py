@@ -8,13 +8,13 @@ repeats the change, which changes nothing.
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn, Protocol, TypeAlias
+from typing import Final, NoReturn, Protocol, TypeAlias
 
 import structlog
 from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
-from server.changefeed.columns import ALL_COLUMNS, ColumnRules
+from server.changefeed.columns import ALL_COLUMNS, ColumnRuleError, ColumnRules
 from server.changefeed.filter import (
     NO_EVENT_FILTERS,
     AllFilters,
@@ -25,6 +25,7 @@ from server.changefeed.filter import (
     filter_of,
 )
 from server.changefeed.history import History, SchemaChange, shortened
+from server.changefeed.identity import EarlierTables, check_still_hidden
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.masks import NO_MASKS, MaskRules
 from server.changefeed.routes import (
@@ -45,6 +46,14 @@ from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
 
+_UNFOLLOWABLE: Final = (
+    ColumnRuleError,
+    ConditionError,
+    MaskError,
+    RouteRuleError,
+    TableIneligibleError,
+)
+"""A table has become what the changefeed cannot take."""
 _log = structlog.get_logger(__name__)
 Save: TypeAlias = Callable[[SchemaChange], Awaitable[None]]
 """Makes a change durable; raises NotOwnerError, UnavailableError."""
@@ -120,11 +129,20 @@ class Terms:
     masks: MaskRules = NO_MASKS
     routes: RouteRules = NO_ROUTES
 
+    def takes(self, record: TableRecord) -> bool:
+        """Whether the filter does."""
+        return self.filter.takes(record.schema_name, record.table_name)
+
     def of(self, table: SourceTable, before: SourceTable | None = None) -> TableRecord:
         """The record of a whole table, with what is taken of it; `before` is the same table as it
-        is in force. Raises MaskError, RouteRuleError.
+        is in force.
+
+        Raises:
+            ColumnRuleError, MaskError, RouteRuleError: a rule cannot be followed.
+            TableIneligibleError: what was hidden would be shown.
         """
-        taken = self.masks.of(self.columns.of(table), table, before)
+        taken = self.masks.of(self.columns.of(table, before), table, before)
+        check_still_hidden(table, taken, before)
         return self.routes.of(self.events.of(taken))
 
 
@@ -291,10 +309,11 @@ class FeedCatalog:
             # Dates as readers are shown them: rules about masks look at types and defaults.
             shown = record.showing(self._terms.columns.zero_dates)
             whole = self._source.table(shown, self._before(record))
-            table = self._source.table(self._selecting(whole))
+            same = EarlierTables(self.tables).same(whole)
+            table = self._source.table(self._terms.of(whole, same))
             check_names(table, self._terms.target)
             check_conditions(table)
-        except (ConditionError, MaskError, RouteRuleError, TableIneligibleError) as err:
+        except _UNFOLLOWABLE as err:
             if record.name in self._in_force():
                 raise TableIneligibleError(
                     f"{err.message}: its rows after this DDL could not be replicated. Undo the "
@@ -332,25 +351,6 @@ class FeedCatalog:
         table_id = record.table_info.get("id")
         records = (table.record for table in self.tables)
         return next((each for each in records if each.table_info.get("id") == table_id), None)
-
-    def _selecting(self, table: SourceTable) -> TableRecord:
-        """With the columns that are taken, and their masks; a table that no rule is about by its
-        new name keeps what it had.
-        """
-        before = self._same(table)
-        record = self._terms.of(table, before)
-        if record.selected is not None or not self._terms.columns.texts:
-            return record
-        if before is None or before.record.selected is None:
-            return record
-        return record.selecting(before.record.selected, before.record.renamed)
-
-    def _same(self, table: SourceTable) -> SourceTable | None:
-        """The table as it is in force."""
-        in_force = self.tables
-        same = next((each for each in in_force if each.span.table_id == table.span.table_id), None)
-        # TiDB's TRUNCATE gives a table a new id: its name tells that it is the same one.
-        return same or next((each for each in in_force if each.name == table.name), None)
 
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""

@@ -34,6 +34,7 @@ from server.changefeed.filter import (
     exact_rules,
     filter_of,
 )
+from server.changefeed.identity import EarlierTables, check_not_renamed
 from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri, keeps_changes
 from server.changefeed.masks import MaskRules
 from server.changefeed.routes import RouteRuleError, RouteRules, check_conflicts
@@ -241,7 +242,8 @@ async def select_tables(
     """The tables in `source` as of `ts` that the changefeed's filter takes, and those given, which
     take the place of those of the same name in the source.
 
-    `before` are the changefeed's tables so far, whose identities, and masks of columns, go on.
+    `before` are the changefeed's tables so far: their identities go on, and what was taken and
+    masked of their columns.
 
     Raises:
         ParameterError: there is none, or one twice.
@@ -290,7 +292,8 @@ def eligible(
 
     Raises as `select_tables`.
     """
-    earlier = {each.table_info.get("id"): source.table(each) for each in before}
+    earlier = EarlierTables(map(source.table, before))
+    gone = [each for each in earlier.gone(records) if terms.takes(each.record)]
     tables: list[SourceTable] = []
     read: list[SourceTable] = []
     refused: dict[str, str] = {}
@@ -301,7 +304,10 @@ def eligible(
             # Dates as readers are shown them: rules about masks look at types and defaults.
             dated = record.showing(terms.columns.zero_dates)
             table = source.table(dated)
-            ruled = terms.of(table, earlier.get(record.table_info.get("id")))
+            same = earlier.same(table)
+            ruled = terms.of(table, same)
+            if same is None:
+                check_not_renamed(table, ruled, gone)
             taken = table if ruled is dated else source.table(ruled)
             check_names(taken, terms.target)
             check_conditions(taken)
@@ -321,9 +327,12 @@ def eligible(
     check_distinct(read, terms.target)
     check_conflicts(read)
     terms.routes.check(tables)
-    terms.columns.check(tables)
+    # Names are those of now, while what was decided of columns follows them: a table that goes on
+    # may have no column any more that a rule names.
+    new = {each.name for each in tables if earlier.same(each) is None}
+    terms.columns.check(tables, new)
     terms.events.check(tables)
-    terms.masks.check(tables)
+    terms.masks.check(tables, new)
     return TableSelection(tuple(read), refused)
 
 

@@ -5,20 +5,29 @@
 
 `table` is a rule of a table filter without `!`. The first rule whose table matches decides, and of
 its columns the last that matches: `!` leaves it out, and what none matches is left out, too. The
-key is always in. Case does not matter. A table that is renamed keeps what was taken of it, unless a
-rule is about its new name. A rule that meets no table, or a name that meets no column, is refused
-at the creation: it would let through what it was to leave out.
+key is always in. Case does not matter. A rule that meets no table, or a name that meets no column,
+is refused at the creation: it would let through what it was to leave out.
+
+Names are asked about new columns. What was decided of one stays with it when it, or its table, is
+renamed: columns are known by their identities (`server.changefeed.identity`).
+
+1. A column that was left out stays out, whatever it is called later: rows at the target have no
+   value of it. A rule that takes it by its new name, without `*` or `?`, stops the changefeed, as
+   does a key that such a column becomes part of.
+2. One that was taken stays, until a rule leaves out its new name.
+3. A renamed table without a rule about its new name takes no column that it did not have before.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from server.changefeed.filter import TableFilter
+from server.changefeed.identity import Identity, by_identity, fields
 from server.changefeed.table import SourceTable, TableRecord
 from server.changefeed.table_rule import column_pattern, parts_of
-from sink.mounter import META_FIELDS, whole_mounter
+from sink.mounter import whole_mounter
 from storage.model.errors import InvalidError
 from storage.tidb.field_type import NULL_DATES, SHOWN_DATES
 
@@ -39,6 +48,11 @@ class _Pattern:
     matches: re.Pattern[str]
     shown: str = ""
     """The name by which readers know it, if it is another one."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it names one column."""
+        return not _WILDCARD.search(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +92,33 @@ class ColumnRules:
             )
         object.__setattr__(self, "_rules", [_rule(text) for text in self.texts])
 
-    def of(self, table: SourceTable) -> TableRecord:
-        """A table's record, with the columns that are taken of it, and how its dates are shown."""
+    def of(self, table: SourceTable, before: SourceTable | None = None) -> TableRecord:
+        """A table's record, with the columns that are taken of it, and how its dates are shown;
+        `before` is the same table as it is in force.
+
+        Raises:
+            ColumnRuleError: a column that was left out is asked for.
+        """
         rule, record = self._about(table), table.record.showing(self.zero_dates)
-        if rule is None:
+        selected = before is not None and before.record.selected is not None
+        if rule is None and not selected:
             return record
+        decided = {} if before is None else _decided(before, table)
         columns: list[str] = []
         renamed: dict[str, str] = {}
-        for column in _columns(table):
-            pattern = rule.pattern_of(column)
-            if pattern is None or not pattern.takes:
+        for identity, column in by_identity(table, before or table).items():
+            pattern = None if rule is None else rule.pattern_of(column.name)
+            shown = _shown(table, column.name, pattern, decided.get(identity))
+            if shown is None:
                 continue
-            columns.append(column)
-            if pattern.shown:
-                renamed[column] = pattern.shown
+            columns.append(column.name)
+            if shown != column.name:
+                renamed[column.name] = shown
         return record.selecting(columns, renamed)
 
-    def check(self, tables: Sequence[SourceTable]) -> None:
-        """See that every rule meets a table, and every name a column of each of its tables.
+    def check(self, tables: Sequence[SourceTable], new: Collection[str] | None = None) -> None:
+        """See that every rule meets a table, and every name a column of each of its tables that
+        are `new`, by name; None: all are.
 
         Raises:
             ColumnRuleError: with the names there are.
@@ -109,7 +132,7 @@ class ColumnRules:
                 raise ColumnRuleError(
                     f"the rule {rule.text!r} about columns decides of no table of the changefeed"
                 )
-            for table in mine:
+            for table in mine if new is None else (each for each in mine if each.name in new):
                 _check_names(rule, table)
 
     def _about(self, table: SourceTable) -> _Rule | None:
@@ -123,10 +146,66 @@ class ColumnRules:
 ALL_COLUMNS: Final = ColumnRules()
 
 
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What was decided of a column."""
+
+    name: str
+    takes: bool
+    shown: str
+    was_key: bool
+
+
+def _decided(before: SourceTable, table: SourceTable) -> Mapping[Identity, _Decided]:
+    record, keys = before.record, whole_mounter(before.mounter).key_columns
+    return {
+        identity: _Decided(
+            column.name,
+            record.selected is None or column.name in record.selected,
+            record.renamed.get(column.name, ""),
+            column.name in keys,
+        )
+        for identity, column in by_identity(before, table).items()
+    }
+
+
+def _shown(
+    table: SourceTable, name: str, pattern: _Pattern | None, decided: _Decided | None
+) -> str | None:
+    """The name by which readers know a column; None: it is left out."""
+    takes = pattern is not None and pattern.takes
+    shown = (pattern.shown if pattern is not None else "") or name
+    if decided is None:
+        return shown if takes else None
+    if not decided.takes:
+        _check_left_out(table, name, pattern, decided)
+        return None
+    if pattern is None:
+        return decided.shown or name
+    return (pattern.shown or decided.shown or name) if takes else None
+
+
+def _check_left_out(
+    table: SourceTable, name: str, pattern: _Pattern | None, decided: _Decided
+) -> None:
+    """See that nobody asks for a column that was left out."""
+    if decided.was_key:
+        return  # It is taken as long as it is one.
+    if name in whole_mounter(table.mounter).key_columns:
+        raise ColumnRuleError(
+            f"{table.name}: the column {name} is left out, and would tell rows apart now"
+        )
+    if pattern is not None and pattern.takes and pattern.is_exact:
+        raise ColumnRuleError(
+            f"{table.name}: the column {name} was left out so far, as {decided.name}, so rows at "
+            "the target have no value of it; a rule about columns takes it by its name of now"
+        )
+
+
 def _check_names(rule: _Rule, table: SourceTable) -> None:
     columns = _columns(table)
     for each in rule.columns:
-        if not _WILDCARD.search(each.text) and not any(map(each.matches.fullmatch, columns)):
+        if each.is_exact and not any(map(each.matches.fullmatch, columns)):
             raise ColumnRuleError(
                 f"the rule {rule.text!r}: {table.name} has no column {each.text!r}; it has "
                 f"{', '.join(columns)}"
@@ -145,15 +224,11 @@ def _check_names(rule: _Rule, table: SourceTable) -> None:
 
 def _names(pattern: _Pattern, column: str) -> bool:
     """Whether it leaves out just this column, by its name."""
-    return (
-        not pattern.takes
-        and not _WILDCARD.search(pattern.text)
-        and bool(pattern.matches.fullmatch(column))
-    )
+    return not pattern.takes and pattern.is_exact and bool(pattern.matches.fullmatch(column))
 
 
 def _columns(table: SourceTable) -> list[str]:
-    return list(whole_mounter(table.mounter).schema.names[len(META_FIELDS) :])
+    return list(fields(table))
 
 
 def _rule(text: str) -> _Rule:

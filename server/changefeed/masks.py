@@ -12,18 +12,19 @@ mask when it, or its table, is renamed: columns are known by their identities.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
 
 from server.changefeed.filter import TableFilter
+from server.changefeed.identity import by_identity, fields
 from server.changefeed.salt import Salt
 from server.changefeed.table import SourceTable, TableRecord
 from server.changefeed.table_rule import column_pattern, parts_of
 from sink.masking import Mask, MaskError
-from sink.mounter import COLUMN_ID, META_FIELDS, default_of, whole_mounter
+from sink.mounter import default_of, whole_mounter
 
 RULES_MAX: Final = 1024
 
@@ -78,19 +79,19 @@ class MaskRules:
             MaskError: a column has two masks, or one that it cannot have.
             SaltUnavailableError: a column's default is to be hashed, and the salt is not there.
         """
-        fields = _fields(table)
-        masks = {name: mask for name in fields if (mask := self._mask_of(table, name)) is not None}
+        columns = fields(table)
+        masks = {name: mask for name in columns if (mask := self._mask_of(table, name)) is not None}
         if before is not None:
             masks = _kept(before, table) | masks
         for name, mask in masks.items():
             is_key = name in whole_mounter(table.mounter).key_columns
-            mask.check(f"{table.name}: the column {name}", fields[name].type, is_key=is_key)
+            mask.check(f"{table.name}: the column {name}", columns[name].type, is_key=is_key)
         if before is not None:
             _check_types(table, before, masks)
         # In the order of the table's columns, whichever rule is about them.
         shown = {
             name: self._with_default(masks[name], column)
-            for name, column in fields.items()
+            for name, column in columns.items()
             if name in masks
         }
         return record.masking(shown, self.salt) if shown or record.masked else record
@@ -105,8 +106,9 @@ class MaskRules:
         salted = Mask.parse(mask.text, salt=None if self.salt is None else self.salt.secret)
         return replace(mask, default=salted.shown(default)[0].as_py())
 
-    def check(self, tables: Sequence[SourceTable]) -> None:
-        """See that every column of every rule is one of a table of the changefeed.
+    def check(self, tables: Sequence[SourceTable], new: Collection[str] | None = None) -> None:
+        """See that every rule is about a table of the changefeed, and every column of it one of
+        such a table, if all of these are `new`, by name; None: they are.
 
         Raises:
             MaskError: with the rule.
@@ -115,7 +117,9 @@ class MaskRules:
             mine = [each for each in tables if _is_about(rule, each)]
             if not mine:
                 raise MaskError(f"the mask rule {rule.text!r} is about no table of the changefeed")
-            names = {name for table in mine for name in _fields(table)}
+            if new is not None and not all(each.name in new for each in mine):
+                continue
+            names = {name for table in mine for name in fields(table)}
             for column in rule.columns:
                 if not any(map(column.matches.fullmatch, names)):
                     raise MaskError(
@@ -143,41 +147,22 @@ def _is_about(rule: _Rule, table: SourceTable) -> bool:
     return rule.tables.takes(table.record.schema_name, table.record.table_name)
 
 
-def _fields(table: SourceTable) -> dict[str, pa.Field]:
-    """The columns of the whole table, by name."""
-    return {
-        each.name: each for each in list(whole_mounter(table.mounter).schema)[len(META_FIELDS) :]
-    }
-
-
-def _by_identity(table: SourceTable, other: SourceTable) -> dict[object, pa.Field]:
-    """The columns of `table` by what they are known by in `other`, which it was, or will be."""
-    by_identity = {}
-    for name, column in _fields(table).items():
-        identity = (column.metadata or {}).get(COLUMN_ID)
-        # TiDB numbers the columns of each table: where a name was given to another table, as by
-        # TRUNCATE or a swap, a number alone says nothing.
-        is_one = table.record.table_info.get("id") == other.record.table_info.get("id")
-        by_identity[identity if identity and is_one else (identity, name)] = column
-    return by_identity
-
-
 def _kept(before: SourceTable, table: SourceTable) -> dict[str, Mask]:
     """The masks that columns had, by the names that these have now."""
     masked = before.record.masked
     masks = {
         identity: Mask.parse(masked[column.name])
-        for identity, column in _by_identity(before, table).items()
+        for identity, column in by_identity(before, table).items()
         if column.name in masked
     }
-    now = _by_identity(table, before)
+    now = by_identity(table, before)
     return {now[identity].name: mask for identity, mask in masks.items() if identity in now}
 
 
 def _check_types(table: SourceTable, before: SourceTable, masks: Mapping[str, Mask]) -> None:
     """See that no hashed column has values whose texts, and hashes, are others than before."""
-    earlier = _by_identity(before, table)
-    for identity, column in _by_identity(table, before).items():
+    earlier = by_identity(before, table)
+    for identity, column in by_identity(table, before).items():
         mask, was = masks.get(column.name), earlier.get(identity, column)
         if mask is None or not mask.is_hash or was.type == column.type:
             continue

@@ -8,7 +8,7 @@ mounted.
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pyspark_tidemark.errors import SourceError
@@ -49,6 +49,10 @@ class TableRecord:
 
     schema_name: str
     table_info: dict[str, Any]
+    matched_by_names: bool = field(default=False, compare=False)
+    """Whether its columns were found to be former ones by their names alone, as no statement says
+    what became of those. Nothing that is kept: `server.changefeed.identity` asks once.
+    """
 
     @property
     def selected(self) -> Sequence[str] | None:
@@ -147,7 +151,7 @@ class TableRecord:
         """A record whose dates that no calendar has are shown as `zero_dates`."""
         if zero_dates == (self.zero_dates or NULL_DATES):
             return self
-        return TableRecord(self.schema_name, {**self.table_info, ZERO_DATES: zero_dates})
+        return replace(self, table_info={**self.table_info, ZERO_DATES: zero_dates})
 
     @property
     def target(self) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -161,7 +162,7 @@ def _all_continued(
 def _continued(definition: Definition, before: Table | None, ts: int) -> TableRecord:
     """The record of a table at `ts`, with the identities that it and its columns had before."""
     if before is None:
-        return record_of(definition, new_id(ts, definition.name))
+        return record_of(replace(definition, matched_by_names=True), new_id(ts, definition.name))
     return record_of(definition.identified(before, before.free_column_id), before.id)
 
 

@@ -443,7 +443,7 @@ def record_of(definition: Definition, table_id: int) -> TableRecord:
     doc = definition.table(table_id).to_doc()
     if definition.faults:
         doc["ineligible"] = "; ".join(definition.faults)
-    return TableRecord(definition.name[0], doc)
+    return TableRecord(definition.name[0], doc, definition.matched_by_names)
 
 
 def definition_of_table_map(

@@ -8,7 +8,7 @@ so that it can be compared with what the log says. A statement of the log change
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from server.puller.mysql.ddl.column_types import BINARY, PLAIN, TIMES, LostError
@@ -73,6 +73,8 @@ class Definition:
     """The collation of text columns that name none; 0: not known."""
     next_column_id: int = 0
     """The first column id that is free; 0: the columns have no ids yet."""
+    matched_by_names: bool = field(default=False, compare=False)
+    """See `TableRecord.matched_by_names`."""
 
     def table(self, table_id: int) -> Table:
         """The table as records have it, under the id `table_id`."""
@@ -98,7 +100,7 @@ class Definition:
                 untold = column.generated == UNTOLD
                 generated = was.generated if untold else column.generated
                 columns.append(replace(column, id=was.id, held=held, generated=generated))
-        return replace(self, columns=tuple(columns), next_column_id=free)
+        return replace(self, columns=tuple(columns), next_column_id=free, matched_by_names=True)
 
 
 def column_of(row: Mapping[str, Any], collations: Mapping[str, int]) -> Column | None:

@@ -1,5 +1,6 @@
 """Rules about columns: what is taken of which table, and what is refused before anything leaks."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.capture.catalog import FeedCatalog, Terms
+from server.capture.creation import eligible
 from server.capture.source.mysql import mysql_table
 from server.changefeed.columns import RULES_MAX, ColumnRuleError, ColumnRules
 from server.changefeed.filter import FilterRuleError, TableFilter
 from server.changefeed.history import History, SchemaChange
+from server.changefeed.masks import MaskRules
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, check_names
 from server.puller.source import TableChange
 from sink.mounter import SelectedMounter, source_columns, whole_mounter
@@ -99,36 +102,146 @@ def test_a_record_says_what_is_taken_and_reads_as_before_without_it() -> None:
     assert ColumnRules(["shop.*=name"]).of(mysql_table(chosen)) == chosen
 
 
-async def test_a_renamed_table_keeps_what_is_taken_of_it_unless_a_rule_is_about_its_new_name() -> (
-    None
-):
-    rules = ColumnRules(["shop.orders=name", "shop.other=Phone"])
-    started = SchemaChange(1, tables=(rules.of(table()),))
+COLUMNS = (
+    Column(name="id", type=Type.LONG, nullable=False, id=1),
+    Column(name="name", type=Type.LONG, id=2),
+    Column(name="phone", type=Type.LONG, id=3),
+)
+
+
+def feed_of(*rules: str, columns: tuple[Column, ...] = COLUMNS) -> FeedCatalog:
+    terms = Terms("c", TableFilter(["*.*"]), columns=ColumnRules(rules))
+    started = SchemaChange(1, tables=(terms.of(mysql_table(numbered("orders", columns))),))
 
     async def save(_: SchemaChange) -> None: ...
 
     source: Any = SimpleNamespace(table=lambda record, _before=None: mysql_table(record))
-    catalog = FeedCatalog(
-        Terms("c", TableFilter(["shop.*"]), columns=rules), source, History([started]), 1, save
-    )
-    renamed = catalog.table(record("moved"))
-    assert renamed is not None
-    assert renamed.record.selected == ["name"]
-    other = catalog.table(record("other"))
-    assert other is not None
-    assert other.record.selected == ["Phone"]
-    new = catalog.table(TableRecord("shop", {**record("moved").table_info, "id": 8}))
-    assert new is not None
-    assert new.record.selected is None
-    await catalog.change(
-        TableChange(5, "RENAME TABLE orders TO moved", (renamed,), ("shop.orders",))
-    )
-    again = catalog.table(record("moved", (*NAMES, "added")))
-    assert again is not None
-    assert again.mounter.schema.names[4:] == ["id", "name"]
-    truncated = catalog.table(TableRecord("shop", {**record("moved").table_info, "id": 9}))
-    assert truncated is not None
-    assert truncated.record.selected == ["name"], "TiDB's TRUNCATE gives a table another id"
+    return FeedCatalog(terms, source, History([started]), 1, save)
+
+
+def numbered(
+    name: str, columns: tuple[Column, ...], key: tuple[str, ...] = ("id",), table_id: int = 7
+) -> TableRecord:
+    return TableRecord("shop", Table(table_id, name, columns, key).to_doc())
+
+
+def named(**names: str) -> tuple[Column, ...]:
+    """The columns, some renamed."""
+    return tuple(replace(each, name=names.get(each.name, each.name)) for each in COLUMNS)
+
+
+def shown(feed: FeedCatalog, record: TableRecord) -> list[str]:
+    found = feed.table(record)
+    assert found is not None
+    return found.mounter.schema.names[4:]
+
+
+async def change(feed: FeedCatalog, ts: int, record: TableRecord, *dropped: str) -> None:
+    found = feed.table(record)
+    assert found is not None
+    await feed.change(TableChange(ts, "ALTER", (found,), dropped))
+
+
+async def test_a_column_that_is_left_out_stays_out_under_any_name() -> None:
+    feed = feed_of("shop.*=*,!phone")
+    await change(feed, 2, numbered("orders", named(phone="tel")))
+    assert shown(feed, numbered("orders", named(phone="tel"))) == ["id", "name"]
+    again = (*named(phone="mobile"), Column(name="added", type=Type.LONG, id=4))
+    await change(feed, 3, numbered("orders", again))
+    assert shown(feed, numbered("orders", again)) == ["id", "name", "added"]
+    back = (*named(phone="mobile"), Column(name="phone", type=Type.LONG, id=5))
+    assert shown(feed, numbered("orders", back)) == ["id", "name"]
+    truncated = numbered("orders", again, table_id=9)
+    assert shown(feed, truncated) == ["id", "name", "added"], "TiDB's TRUNCATE: another id"
+    other = numbered("other", named(phone="tel"), table_id=8)
+    assert shown(feed, other) == ["id", "name", "tel"], "a new table: by its names"
+
+
+async def test_names_that_change_places_take_what_was_decided_with_them() -> None:
+    feed = feed_of("shop.*=*,!phone")
+    swapped = named(phone="name", name="phone")
+    assert shown(feed, numbered("orders", swapped)) == ["id"], "one by its rule, one as it was"
+    feed = feed_of("shop.*=id,name")
+    await change(feed, 2, numbered("orders", named(name="title", phone="tel")))
+    assert shown(feed, numbered("orders", named(name="title", phone="tel"))) == ["id", "title"]
+    feed = feed_of("shop.*=id,name->title")
+    assert shown(feed, numbered("orders", named(name="remark"))) == ["id", "title"]
+
+
+async def test_a_left_out_column_that_is_asked_for_stops_the_changefeed_by_name() -> None:
+    feed = feed_of("shop.*=id,name")
+    taking = (COLUMNS[0], replace(COLUMNS[2], name="name"))
+    with pytest.raises(TableIneligibleError, match=r"name was left out so far, as phone.*Undo"):
+        feed.table(numbered("orders", taking))
+    with pytest.raises(TableIneligibleError, match="phone is left out, and would tell rows apart"):
+        feed.table(numbered("orders", COLUMNS, ("id", "phone")))
+
+
+async def test_a_rule_about_a_renamed_tables_name_takes_no_more_than_before() -> None:
+    feed = feed_of("shop.orders=*,!phone", "shop.other=*", "shop.third=phone", "shop.less=id")
+    assert shown(feed, numbered("moved", COLUMNS)) == ["id", "name"]
+    assert shown(feed, numbered("other", COLUMNS)) == ["id", "name"]
+    with pytest.raises(ColumnRuleError, match="phone was left out so far"):
+        shown(feed, numbered("third", named()))
+    assert shown(feed, numbered("moved", COLUMNS, table_id=8)) == ["id", "name", "phone"]
+    await change(feed, 5, numbered("moved", COLUMNS), "shop.orders")
+    added = (*named(phone="tel"), Column(name="added", type=Type.LONG, id=4))
+    assert shown(feed, numbered("moved", added)) == ["id", "name"]
+    assert shown(feed, numbered("moved", COLUMNS, table_id=9)) == ["id", "name"]
+
+
+def found(columns: tuple[Column, ...], name: str = "orders", table_id: int = 7) -> TableRecord:
+    """As the catalogue shows a table, without a statement that says what became of columns."""
+    record = numbered(name, columns, table_id=table_id)
+    return TableRecord("shop", record.table_info, matched_by_names=True)
+
+
+RENUMBERED = (*COLUMNS[:2], Column(name="tel", type=Type.LONG, id=4))
+
+
+@pytest.mark.parametrize("masks", [[], ["shop.*=phone:mask.with.3.chars"]], ids=["out", "masked"])
+def test_what_was_hidden_is_not_shown_where_only_names_tell_which_column_is_which(
+    masks: list[str],
+) -> None:
+    columns = ColumnRules([] if masks else ["shop.*=*,!phone"])
+    terms = Terms("c", TableFilter(["*.*"]), columns=columns, masks=MaskRules(masks))
+    source: Any = SimpleNamespace(table=lambda record, _before=None: mysql_table(record))
+    before = [
+        terms.of(mysql_table(numbered("orders", COLUMNS))),
+        terms.of(mysql_table(numbered("others", COLUMNS, table_id=8))),
+    ]
+    others = found(COLUMNS, "others", 8)
+
+    def taken_of(record: TableRecord) -> list[str]:
+        selection = eligible(source, [others, record], terms, before)
+        return selection.read[1].mounter.schema.names[4:]
+
+    hidden = ["phone"] if masks else []
+    assert taken_of(found(COLUMNS)) == ["id", "name", *hidden]
+    with pytest.raises(TableIneligibleError, match=r"has no column phone any more.*tel instead"):
+        taken_of(found(RENUMBERED))
+    told = numbered("orders", RENUMBERED)
+    assert taken_of(told) == ["id", "name", "tel"], "a statement said that tel is another one"
+    assert taken_of(found(COLUMNS[:2])) == ["id", "name"]
+    anew = tuple(replace(each, id=each.id + 10) for each in named(phone="tel"))
+    assert taken_of(found(anew)) == ["id", "name", "tel"], "CREATE OR REPLACE"
+    renamed = terms.of(mysql_table(numbered("orders", named(phone="tel"))), mysql_table(before[0]))
+    before[0] = renamed
+    assert len(taken_of(found(named(phone="tel")))) == 2 + len(hidden), "though no rule names it"
+
+
+def test_a_table_that_may_be_one_that_is_gone_shows_nothing_that_was_hidden_in_that() -> None:
+    terms = Terms("c", TableFilter(["shop.*"]), columns=ColumnRules(["shop.o*=*,!phone"]))
+    source: Any = SimpleNamespace(table=lambda record, _before=None: mysql_table(record))
+    before = [
+        terms.of(mysql_table(numbered("orders", COLUMNS))),
+        terms.of(mysql_table(numbered("others", COLUMNS, table_id=8))),
+    ]
+    moved, others = found(COLUMNS, "moved", 9), found(COLUMNS, "others", 8)
+    with pytest.raises(TableIneligibleError, match=r"moved is new, and may be shop\.orders"):
+        eligible(source, [others, moved], terms, before)
+    assert eligible(source, [others, found(COLUMNS), moved], terms, before)
+    assert eligible(source, [others, found(COLUMNS[:2], "moved", 9)], terms, before)
 
 
 @given(
