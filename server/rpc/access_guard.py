@@ -6,7 +6,6 @@ gRPC's context.
 """
 
 import inspect
-import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -24,7 +23,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from server.rpc.access_list import EVERYBODY, Access, Client, OpenAccess, Right
 from server.rpc.audit_log import is_audited, log_change, set_client
-from server.rpc.recheck import RECHECK_S, while_allowed
+from server.rpc.recheck import Recheck
 from sink.flight.tokens import tokens_of
 from storage.model.errors import TidemarkError
 
@@ -129,17 +128,15 @@ class _Guarded:
 
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
             self._checked(method, request, context)
-            check, checked_s = partial(self._checked, method, request, context), time.monotonic()
-            async with aclosing(function(request, context)) as answers:
-                while True:
-                    try:
-                        answer = await while_allowed(anext(answers), check)
-                    except StopAsyncIteration:
-                        return
-                    if time.monotonic() >= checked_s + RECHECK_S:
-                        check()
-                        checked_s = time.monotonic()
-                    yield answer
+            check = partial(self._checked, method, request, context)
+            with Recheck(check) as recheck:
+                async with aclosing(function(request, context)) as answers:
+                    while True:
+                        try:
+                            answer = await recheck.wait(anext(answers))
+                        except StopAsyncIteration:
+                            return
+                        yield answer
 
         return stream
 

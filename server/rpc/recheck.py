@@ -4,12 +4,80 @@ leave the access file, get another role, or come to their end while their stream
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from types import TracebackType
+from typing import Final, Self, TypeVar
 
 from server.rpc.errors import StatusError
 
 RECHECK_S: Final = 1.0
 T = TypeVar("T")
+
+
+class Recheck:
+    """Calls `check` every `RECHECK_S` for the block: one timer a stream, however many messages it
+    has. A refusal ends what `wait` waits for.
+    """
+
+    def __init__(self, check: Callable[[], object]) -> None:
+        self._check = check
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._checked_s = self._loop.time()
+        self._limit: asyncio.Timeout | None = None
+        """Of the work that is waited for now."""
+        self._refusal: StatusError | None = None
+
+    def __enter__(self) -> Self:
+        """Begin to look."""
+        self._timer = self._loop.call_later(RECHECK_S, self._look)
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def wait(self, work: Awaitable[T]) -> T:
+        """What `work` gives; one work at a time.
+
+        Raises:
+            StatusError: the refusal; and what `work` raises.
+        """
+        try:
+            # Without a deadline it sets no timer.
+            async with asyncio.timeout(None) as self._limit:
+                result = await work
+        except TimeoutError:
+            # The work may have one of its own.
+            if self._limit is not None and self._limit.expired() and self._refusal is not None:
+                raise self._refusal from None
+            raise
+        finally:
+            self._limit = None
+        # Work that is always ready, as messages of a backlog are, may let no timer have its turn.
+        if self._loop.time() >= self._checked_s + RECHECK_S:
+            self._look()
+        if self._refusal is not None:
+            raise self._refusal
+        return result
+
+    def _look(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._checked_s = self._loop.time()
+        try:
+            self._check()
+        except StatusError as err:
+            self._refusal = err
+            if self._limit is not None:
+                self._limit.reschedule(self._loop.time())
+        else:
+            self._timer = self._loop.call_later(RECHECK_S, self._look)
 
 
 async def while_allowed(work: Awaitable[T], check: Callable[[], object]) -> T:
@@ -18,28 +86,5 @@ async def while_allowed(work: Awaitable[T], check: Callable[[], object]) -> T:
     Raises:
         StatusError: the refusal; and what `work` raises.
     """
-    loop = asyncio.get_running_loop()
-    refusals: list[StatusError] = []
-    limit = asyncio.timeout(None)
-
-    def look() -> None:
-        try:
-            check()
-        except StatusError as err:
-            refusals.append(err)
-            limit.reschedule(loop.time())
-        else:
-            timers[0] = loop.call_later(RECHECK_S, look)
-
-    timers = [loop.call_later(RECHECK_S, look)]
-    try:
-        async with limit:
-            try:
-                return await work
-            finally:
-                timers[0].cancel()
-    except TimeoutError:
-        # The work may have one of its own.
-        if limit.expired() and refusals:
-            raise refusals[0] from None
-        raise
+    with Recheck(check) as recheck:
+        return await recheck.wait(work)
