@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from server.changefeed.info import checkpoint_of
 from storage.model.errors import CorruptError, InvalidError, NotFoundError
 from storage.model.ts import MAX_TS
 
@@ -88,11 +87,11 @@ class ReaderRecord:
     @classmethod
     def from_json(cls, value: bytes) -> "ReaderRecord":
         """Read what `to_json` wrote, or an earlier version; raises CorruptError."""
-        ts = checkpoint_of(value)
-        doc = json.loads(value)
         try:
-            return cls(ts, bool(doc.get("behind", False)), float(doc.get("seen_s", 0)))
-        except (TypeError, ValueError) as err:
+            doc = json.loads(value)
+            ts, behind = int(doc["checkpoint_ts"]), bool(doc.get("behind", False))
+            return cls(ts, behind, float(doc.get("seen_s", 0)))
+        except (TypeError, ValueError, KeyError, RecursionError) as err:
             raise CorruptError(
                 f"a reader's record in the metadata cannot be read: {err!r}"
             ) from err

@@ -31,12 +31,13 @@ Invariants of the limits:
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from server.puller.mysql.log.json_record import JsonRecord
 from storage.model.errors import CorruptError
 from storage.model.ts import LOGICAL_BITS
 from storage.mysql.control import MariaGtid, MysqlGtid
@@ -51,10 +52,12 @@ Times = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class SavedPosition:
+class SavedPosition(JsonRecord):
     """A place between two transactions, as the metadata keeps it (key `anchor/…`): everything of
     the log before it has a commit_ts at or below `ts`.
     """
+
+    what = "a saved position of a MySQL source"
 
     ts: int
     gtids: str
@@ -64,24 +67,6 @@ class SavedPosition:
     another server has another one.
     """
     position: int = 4
-
-    def to_json(self) -> bytes:
-        """The JSON that the metadata keeps."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
-
-    @classmethod
-    def from_json(cls, value: bytes) -> Self:
-        """Read what `to_json` wrote.
-
-        Raises:
-            CorruptError: it is something else.
-        """
-        try:
-            return cls(**json.loads(value))
-        except (ValueError, TypeError) as err:
-            raise CorruptError(
-                f"a saved position of a MySQL source in the metadata cannot be read: {err!r}"
-            ) from err
 
     @property
     def domains(self) -> int:

@@ -10,15 +10,15 @@ It happens while we are connected, too: the server keeps the connection, sends h
 nothing of the new log. `StandstillCheck` finds that its log goes on, and has it opened again.
 """
 
-import json
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
-from typing import Final, Self
+from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
 from server.changefeed import keys
 from server.changefeed.source import Address
+from server.puller.mysql.log.json_record import JsonRecord
 from server.puller.mysql.log.position import SavedPosition
 from server.puller.mysql.session.connection import Session, log_in_to
 from server.puller.mysql.session.errors import (
@@ -31,7 +31,6 @@ from server.puller.mysql.session.errors import (
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.transaction.scanner import Place, is_before
 from storage.meta.meta import Meta
-from storage.model.errors import CorruptError
 from storage.mysql.gtid import MariaGtidSet
 
 LOOK_EVERY_S: Final = 5.0
@@ -40,29 +39,13 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ReadServer:
+class ReadServer(JsonRecord):
     """The server that was read last: saved positions from `since_ts` on are places of its log."""
+
+    what = "which MySQL server was read"
 
     name: str
     since_ts: int
-
-    def to_json(self) -> bytes:
-        """The JSON that the metadata keeps."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
-
-    @classmethod
-    def from_json(cls, value: bytes) -> Self:
-        """Read what `to_json` wrote.
-
-        Raises:
-            CorruptError: it is something else.
-        """
-        try:
-            return cls(**json.loads(value))
-        except (ValueError, TypeError) as err:
-            raise CorruptError(
-                f"which MySQL server was read cannot be read in the metadata: {err!r}"
-            ) from err
 
 
 class ReadServerRecord:

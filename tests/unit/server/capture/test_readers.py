@@ -17,6 +17,7 @@ from server.capture.readers import (
     Readers,
     check_reader_name,
 )
+from storage.model.errors import CorruptError
 
 
 class Clock:
@@ -153,6 +154,18 @@ def test_records_of_an_earlier_version_are_read_and_it_reads_ours():
     assert ReaderRecord(7).to_json() == b'{"checkpoint_ts": 7}'
     whole = ReaderRecord(7, behind=True, seen_s=99.0)
     assert ReaderRecord.from_json(whole.to_json()) == whole
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(b"", b"[]", b"7", b"{}", b"\xff", b"[" * 100_000),
+        *(b'{"checkpoint_ts": null}', b'{"checkpoint_ts": 7, "seen_s": []}'),
+    ],
+)
+def test_a_record_that_is_something_else_is_told_as_a_readers(value):
+    with pytest.raises(CorruptError, match="a reader's record in the metadata cannot be read"):
+        ReaderRecord.from_json(value)
 
 
 def test_one_that_is_silent_for_too_long_lets_go_and_holds_again_when_it_comes():
