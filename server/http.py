@@ -27,6 +27,7 @@ from server.config import listening_address
 from server.console.pages import daemon_pages
 from server.routes import Answer, Request, Routes, UnauthorizedError, answer_of, error_answer, fault
 from server.rpc.access_list import Access, OpenAccess, Right
+from server.rpc.call_access import right_of_request
 from server.rpc.credentials import AllowedNames, ListenerTls, SecurityConfig, common_names
 from server.rpc.listener import client_address
 from sink.flight.tokens import tokens_of
@@ -38,6 +39,7 @@ MAX_CONNECTIONS_PER_ADDRESS = MAX_CONNECTIONS // 2
 MAX_BODY_BYTES = 64 << 10
 MAX_REQUEST_BYTES = 128 << 10
 REQUEST_SECONDS = 10.0
+_PD = "/pd/"
 _PAGES = daemon_pages()
 _TLS_HANDSHAKE = b"\x16"
 _FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
@@ -123,7 +125,7 @@ class _Port:
         return None
 
     def check_client(
-        self, connection: socket.socket, method: str, authorization: Sequence[str]
+        self, connection: socket.socket, method: str, path: str, authorization: Sequence[str]
     ) -> None:
         """Refuse a request for a route.
 
@@ -132,7 +134,7 @@ class _Port:
         """
         names = self._checked_names(connection)
         client = self.access.client(tokens_of(authorization, basic=True), names)
-        client.check(Right.SEE if method == "GET" else Right.OPERATE, f"{method} a route")
+        client.check(_right_of(method, path), f"{method} {path[:256]}")
 
     def _checked_names(self, connection: socket.socket) -> tuple[bytes, ...]:
         """The common names of the client's certificate, where the daemon has a CA."""
@@ -153,6 +155,14 @@ class _Port:
         if reason := self.allowed.refusal(names):
             raise UnauthorizedError(reason)
         return names
+
+
+def _right_of(method: str, path: str) -> Right:
+    """What a request for a route needs."""
+    if path.startswith(_PD):
+        # Whoever may not delete a safepoint by PD's protocol may not do it here.
+        return right_of_request(method, path) or Right.SEE
+    return Right.SEE if method == "GET" else Right.OPERATE
 
 
 class _Server(ThreadingHTTPServer):
@@ -258,7 +268,10 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             handler, tail = self.server.port.routes.find(self.command, parts.path)
             self.server.port.check_client(
-                self.connection, self.command, self.headers.get_all("Authorization", [])
+                self.connection,
+                self.command,
+                parts.path,
+                self.headers.get_all("Authorization", []),
             )
         except TidemarkError as err:
             return error_answer(err)

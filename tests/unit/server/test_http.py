@@ -3,6 +3,7 @@
 import http.client
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter
 from server.config import ConfigError
 from server.http import HttpPortError, listen
 from server.routes import Answer, Routes
+from server.rpc.access_list import AccessFile, digest
 
 
 class Ready:
@@ -108,3 +110,38 @@ def test_the_port_is_free_again_after_the_block(ready: Ready) -> None:
 def test_something_that_is_no_address_says_so(addr: str, ready: Ready) -> None:
     with pytest.raises(ConfigError, match="--http-addr is host:port"), listen(addr, ready=ready):
         pass
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/pd/api/v1/gc/safepoint", {"sees", "runs", "node", "boss"}),
+        ("DELETE", "/pd/api/v1/gc/safepoint/br", {"node", "boss"}),
+        ("GET", "/log-level", {"sees", "runs", "node", "boss"}),
+        ("PUT", "/log-level", {"runs", "boss"}),
+    ],
+)
+def test_pds_paths_take_the_roles_that_pds_protocol_takes(
+    ready: Ready, tmp_path: Path, method: str, path: str, allowed: set[str]
+) -> None:
+    roles = {"sees": "read", "runs": "operate", "node": "cluster", "boss": "admin"}
+    clients = tmp_path / "access.toml"
+    clients.write_text(
+        "".join(
+            f"[[client]]\nname='{name}'\nrole='{role}'\ntoken-sha256='{digest(name.encode())}'\n"
+            for name, role in roles.items()
+        )
+    )
+    routes, statuses = Routes(), {}
+    with (
+        routes.serving({(method, path): lambda _: Answer(200, b"")}),
+        listen(
+            "127.0.0.1:0", ready=ready, routes=routes, access=AccessFile(str(clients))
+        ) as address,
+    ):
+        for name in roles:
+            connection = http.client.HTTPConnection(address, timeout=60)
+            connection.request(method, path, headers={"Authorization": f"Bearer {name}"})
+            statuses[name] = connection.getresponse().status
+            connection.close()
+    assert statuses == {name: 200 if name in allowed else 403 for name in roles}
