@@ -111,6 +111,10 @@ class GCWorker:
             return leads and await self._is_due(now_ms)
         except TidemarkError as err:
             self._listener.tick_failed(err)
+            if not self.election.leads:
+                # Cut off from the coordinator: the lease ran out, and another worker may lead.
+                self._led_at_last_tick = False
+                self._listener.led(leads=False)
             return False
 
     async def settings_changed(self) -> None:

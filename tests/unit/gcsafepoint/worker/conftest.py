@@ -161,6 +161,7 @@ class Diary:
     def __init__(self) -> None:
         self.skipped: list[str] = []
         self.failed: list[str] = []
+        self.leads: list[bool] = []
         self.ended: list[Round] = []
         self.stages: list[Stage] = []
         self.blockers: list[tuple[str, bool]] = []
@@ -168,7 +169,8 @@ class Diary:
         self.forgotten: list[str] = []
         self.first_ended = asyncio.Event()
 
-    def led(self, *, leads: bool) -> None: ...
+    def led(self, *, leads: bool) -> None:
+        self.leads.append(leads)
 
     def tick_failed(self, err: TidemarkError) -> None:
         self.failed.append(err.code)

@@ -48,6 +48,25 @@ async def test_a_tick_that_fails_is_told_and_not_fatal(bench: Any, unavailable: 
     assert bench.diary.failed == ["ErrUnavailable"]
 
 
+async def test_a_leader_that_is_cut_off_leads_until_its_lease_ends_and_says_so_then(
+    bench: Any, unavailable: Any
+) -> None:
+    async def away() -> int:
+        raise unavailable
+
+    answers = bench.cluster.now_ts
+    bench.cluster.now_ts = away
+    bench.diary.leads.clear()
+    await bench.worker.tick()
+    assert bench.diary.leads == []
+    bench.cluster.now_ms += 3_600_000
+    await bench.worker.tick()
+    assert bench.diary.leads == [False]
+    bench.cluster.now_ts = answers
+    await bench.worker.tick()
+    assert bench.diary.leads == [False, True]
+
+
 async def test_a_running_worker_collects_by_itself_and_on_demand_and_resigns_when_stopped(
     bench: Any,
 ) -> None:
