@@ -106,6 +106,8 @@ class NewChangefeed:
     """Names in the target, `server.changefeed.routes`."""
     salt_file: str = ""
     """Of those that hash: a path on every capture."""
+    salt: Salt | None = None
+    """What `with_salt` has read from there."""
     zero_dates: str = NULL_DATES
     """How dates that no calendar has are shown, one of `SHOWN_DATES`."""
     ignore_ineligible: bool = False
@@ -117,7 +119,7 @@ class NewChangefeed:
     """For how long a silent reader that has a name is held for; 0: the default."""
 
     def records(self) -> tuple[TableRecord, ...]:
-        """The given tables, after a look at all that can be looked at without the source.
+        """The given tables, after a look at all that can be looked at without source and salt.
 
         Raises:
             InvalidError: a parameter cannot be used; its subclass says which.
@@ -151,11 +153,22 @@ class NewChangefeed:
             TableRecord(schema_name, read_document(text)) for schema_name, text in self.tables
         )
 
-    def mask_rules(self) -> MaskRules:
-        """The rules about masks, with the salt, whose file is read.
+    async def with_salt(self) -> "NewChangefeed":
+        """The same, with the salt of its file. The file is read here alone, and by a thread: it may
+        be on a disk that others share.
 
         Raises:
-            MaskError, SaltFileError: they cannot be used.
+            SaltFileError: it cannot be used.
+        """
+        if not self.salt_file:
+            return self
+        return replace(self, salt=await asyncio.to_thread(Salt.read, self.salt_file))
+
+    def mask_rules(self) -> MaskRules:
+        """The rules about masks, with the salt if it was read.
+
+        Raises:
+            MaskError: they cannot be used.
         """
         rules = MaskRules(self.masks)
         if rules.hashes and not self.salt_file:
@@ -166,10 +179,10 @@ class NewChangefeed:
             )
         if self.salt_file and not rules.hashes:
             raise MaskError("--salt-file is given, and no mask of --mask hashes")
-        return MaskRules(self.masks, Salt.read(self.salt_file)) if self.salt_file else rules
+        return MaskRules(self.masks, self.salt)
 
     async def selection(self, source: Source, start_ts: int) -> TableSelection:
-        """Select the tables as of `start_ts`; raises as `select_tables`."""
+        """Select the tables as of `start_ts`, once the salt was read; raises as `select_tables`."""
         given = self.records()
         terms = Terms(
             self.id,
@@ -191,7 +204,7 @@ class NewChangefeed:
         # rules of their own, or their next DDL would be that of a foreign table.
         given = {table.name: (table.schema_name, table.table_name) for table in self.records()}
         taken = [given[table.name] for table in selection.tables if table.name in given]
-        salt = self.mask_rules().salt
+        salt = self.salt
         return ChangefeedInfo(
             id=self.id,
             sink_uri=self.sink_uri,

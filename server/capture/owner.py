@@ -182,7 +182,7 @@ class Owner(Changefeeds):
             StartTsBeforeGcError: GC may have collected what it would need.
             ChangefeedExistsError: the id is taken.
         """
-        source = await self._source_of(new)
+        new, source = await self._usable(new)
         async with self._changing:
             await self._make_free(new.id)
             start_ts = await self._protected_start(source, new)
@@ -214,8 +214,7 @@ class Owner(Changefeeds):
 
         Tables that cannot be replicated are reported, not raised; raises as `create` otherwise.
         """
-        new = replace(new, ignore_ineligible=True)
-        source = await self._source_of(new)
+        new, source = await self._usable(replace(new, ignore_ineligible=True))
         async with self._changing:
             await self._make_free(new.id)
             try:
@@ -289,14 +288,17 @@ class Owner(Changefeeds):
         await self._records.create(info, selection.tables)
         return feed
 
-    async def _source_of(self, new: NewChangefeed) -> Source:
-        """The source of a changefeed whose parameters can be used; raises as `create`."""
+    async def _usable(self, new: NewChangefeed) -> tuple[NewChangefeed, Source]:
+        """A changefeed whose parameters can be used, with its salt, and its source; raises as
+        `create`.
+        """
         new.records()
+        new = await new.with_salt()
         ignores_events = bool(new.event_filters)
         await self._check_audit(
             new.audit_s, new.sink_uri, new.source_uri, ignores_events=ignores_events
         )
-        return self._factory.make_source(new.id, new.source_uri)
+        return new, self._factory.make_source(new.id, new.source_uri)
 
     async def _protected_start(self, source: Source, new: NewChangefeed) -> int:
         """Where it begins; the history from there on is kept for its creation."""

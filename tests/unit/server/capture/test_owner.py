@@ -1,6 +1,7 @@
 """The life of changefeeds on their owner: real sorter, sink and metadata, an upstream in memory."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,7 @@ from server.capture.service import changefeed_message
 from server.capture.source.tidb import TidbSource
 from server.capture.update import ChangefeedUpdate
 from server.changefeed import keys
+from server.changefeed.salt import Salt, SaltFileError
 from sink.flight.feeds import Poll
 from storage.defect import DefectError
 from storage.model.errors import UnavailableError
@@ -496,6 +498,29 @@ async def test_names_that_the_sink_cannot_hold_are_refused_at_create_and_at_upda
     )  # as captures made it that did not look at names
     with pytest.raises(TableIneligibleError, match="more than 63 bytes"):
         await owner.update("earlier", ChangefeedUpdate(sink_uri="postgresql://other@host/lake"))
+
+
+async def test_the_salt_is_read_once_a_creation_and_off_the_event_loop(
+    capture, tmp_path, monkeypatch
+):
+    owner, read, reads = await capture.start(), Salt.read, []
+
+    def noted(path):
+        reads.append(threading.current_thread() is threading.main_thread())
+        return read(path)
+
+    monkeypatch.setattr(Salt, "read", noted)
+    salt = tmp_path / "salt"
+    salt.write_text("nobody can guess this one")
+    masked = {"masks": ["bank.*=balance:mask.hash.SHA-256"], "salt_file": str(salt)}
+    feed = await owner.create(replace(new("feed", URI, 0, 0, [capture.table]), **masked))
+    assert reads == [False]
+    assert (feed.info.salt_file, feed.info.salt_check) == (str(salt), read(str(salt)).check)
+    await owner.check(replace(new("other", URI, 0, 0, [capture.table]), **masked))
+    assert reads == [False, False]
+    salt.unlink()
+    with pytest.raises(SaltFileError):
+        await owner.create(replace(new("third", URI, 0, 0, [capture.table]), **masked))
 
 
 async def test_a_check_says_what_would_be_made_and_leaves_nothing(capture, upstream):
