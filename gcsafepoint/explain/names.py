@@ -44,14 +44,16 @@ def feed_service(changefeed: str, generation: int = 0) -> str:
 
 
 def generation_of(service_id: str) -> int:
-    """Which of the changefeeds of one id a service belongs to."""
+    """Which of the changefeeds of one id a service belongs to that is no creation's."""
     found = _GENERATION.search(service_id)
     return int(found[1]) if found else 0
 
 
-def creating_service(changefeed: str) -> str:
-    """The service that keeps it while the changefeed is being made or resumed."""
-    return CREATING_PREFIX + changefeed
+def creating_service(changefeed: str, began_ts: int = 0) -> str:
+    """The service that keeps it while the changefeed is being made or resumed; `began_ts` tells
+    this attempt from others.
+    """
+    return CREATING_PREFIX + changefeed + (f".{began_ts}" if began_ts else "")
 
 
 def feed_of(service_id: str) -> str:
@@ -71,7 +73,7 @@ def left_over_services(service_ids: Iterable[str], protected: Mapping[str, bool]
     left_over = []
     for service_id in service_ids:
         if service_id.startswith(CREATING_PREFIX):
-            changefeed = service_id.removeprefix(CREATING_PREFIX)
+            changefeed = feed_of(service_id)
         elif service_id.startswith(OLD_CREATING_PREFIX) and feed_of(service_id) not in protected:
             changefeed = service_id.removeprefix(OLD_CREATING_PREFIX)
         else:

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from pyspark_tidemark.sink_uri import format_of
 
-from gcsafepoint.explain.names import creating_service, feed_of, generation_of
+from gcsafepoint.explain.names import CREATING_PREFIX, feed_of, generation_of
 from server.capture.audit import Audit, check_audit
 from server.capture.catalog import terms_of
 from server.capture.checkpoint_saver import CheckpointSaver, Handlers
@@ -195,7 +195,7 @@ class Changefeeds:
                 check_range(start_ts, feed.info.target_ts, now_ts)
             # The history is protected before anything is changed: where GC has passed it, the
             # changefeed stays as it was.
-            await self._safepoints.protect_creation(feed.source, changefeed, start_ts)
+            creating = await self._safepoints.protect_creation(feed.source, changefeed, start_ts)
             await feed.stop()
             await self._forget_job(feed)
             if start_ts == feed.checkpoint_ts:
@@ -203,7 +203,7 @@ class Changefeeds:
                 await self._move(feed, State.NORMAL)
             else:
                 await self._overwrite(feed, start_ts)
-            await self._hand_over(feed)
+            await self._hand_over(feed, creating)
             self._start(feed)
         return feed
 
@@ -374,15 +374,17 @@ class Changefeeds:
         await asyncio.to_thread(feed.processor.wipe)
         # The record goes last: see `remove`. One that cannot be read ends by a removal only.
         if feed.info.state is State.REMOVED or not feed.is_info_readable:
-            await self._records.remove(feed.id, max(map(generation_of, services)))
+            own = [each for each in services if not each.startswith(CREATING_PREFIX)]
+            await self._records.remove(feed.id, max(map(generation_of, own)))
             del self.feeds[feed.id]
             _log.info("changefeed removed", changefeed=feed.id)
 
     async def _services(self, feed: Feed) -> list[str]:
         """The services at the coordinator that keep history for a changefeed."""
-        services = [feed.info.gc_service, creating_service(feed.id)]
-        if not feed.is_info_readable and feed.source.keeps_history:
-            # Which generation it is, its record would tell.
+        services = [feed.info.gc_service]
+        if feed.source.keeps_history:
+            # Those of creations and resumes that nobody has ended; and where its record cannot be
+            # read, which of them is its own.
             known = await self._records.service_ids(self._safepoints.cluster_id)
             services += [each for each in known if feed_of(each) == feed.id]
         return list(dict.fromkeys(services))
@@ -563,14 +565,14 @@ class Changefeeds:
                 keep_running(feed, self._safepoints), name=f"changefeed {feed.id}"
             )
 
-    async def _hand_over(self, feed: Feed) -> None:
-        """The changefeed's own safepoint takes over from its creation's;
+    async def _hand_over(self, feed: Feed, creating: str) -> None:
+        """The changefeed's own safepoint takes over from the service of its creation;
         if not now, `CheckpointSaver` sets it.
         """
         # Its own is set before the creation's ends: at no moment is the history unprotected.
         try:
             await self._safepoints.hold(feed.source, feed.info, feed.checkpoint_ts)
-            await self._safepoints.end_creation(feed.source, feed.id)
+            await self._safepoints.end_creation(creating)
         except TidemarkError as err:
             _log.warning("safepoint not handed over yet", changefeed=feed.id, error=str(err))
 

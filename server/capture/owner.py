@@ -185,7 +185,7 @@ class Owner(Changefeeds):
         new, source = await self._usable(new)
         async with self._changing:
             await self._make_free(new.id)
-            start_ts = await self._protected_start(source, new)
+            start_ts, creating = await self._protected_start(source, new)
             try:
                 feed = await self._made(new, source, start_ts)
             except UnavailableError:
@@ -194,12 +194,12 @@ class Owner(Changefeeds):
                 self._doubted.add(new.id)
                 raise
             except Exception:
-                await self._safepoints.end_creation(source, new.id)
+                await self._safepoints.end_creation(creating)
                 raise
             placement = self._placement if is_log(feed.info.source_uri) else None
             if placement is None:
                 self.feeds[new.id] = feed
-            await self._hand_over(feed)
+            await self._hand_over(feed, creating)
             if placement is None:
                 self._start(feed)
             else:
@@ -217,11 +217,12 @@ class Owner(Changefeeds):
         new, source = await self._usable(replace(new, ignore_ineligible=True))
         async with self._changing:
             await self._make_free(new.id)
+            creating = ""
             try:
-                start_ts = await self._protected_start(source, new)
+                start_ts, creating = await self._protected_start(source, new)
                 selection = await new.selection(source, start_ts)
             finally:
-                await self._safepoints.end_creation(source, new.id)
+                await self._safepoints.end_creation(creating)
                 # A log source saved a position for its `now`, which no changefeed will use.
                 await self._records.clear(new.id)
         return Checked(start_ts, selection.read, selection.refused, selection.not_taken)
@@ -300,13 +301,14 @@ class Owner(Changefeeds):
         )
         return new, self._factory.make_source(new.id, new.source_uri)
 
-    async def _protected_start(self, source: Source, new: NewChangefeed) -> int:
-        """Where it begins; the history from there on is kept for its creation."""
+    async def _protected_start(self, source: Source, new: NewChangefeed) -> tuple[int, str]:
+        """Where it begins, and the service that keeps the history from there on for its
+        creation.
+        """
         now_ts = await source.now()
         start_ts = new.start_ts or now_ts
         check_range(start_ts, new.target_ts, now_ts)
-        await self._safepoints.protect_creation(source, new.id, start_ts)
-        return start_ts
+        return start_ts, await self._safepoints.protect_creation(source, new.id, start_ts)
 
     async def _make_free(self, changefeed: str) -> None:
         """See that a changefeed of this id can be made here,

@@ -37,17 +37,19 @@ class ChangefeedSafePoints:
         """The cluster whose GC is held back."""
         return self._pd.cluster_id
 
-    async def protect_creation(self, source: Source, changefeed: str, start_ts: int) -> None:
-        """Keep the history after `start_ts` while the changefeed is being made or resumed.
+    async def protect_creation(self, source: Source, changefeed: str, start_ts: int) -> str:
+        """Keep the history after `start_ts` while the changefeed is being made or resumed; returns
+        the service that does, for `end_creation`.
 
         Raises:
             StartTsBeforeGcError: some of it may be gone.
         """
         if not source.keeps_history:
-            return
-        lowest = await self._pd.update_service_gc_safe_point(
-            creating_service(changefeed), CREATING_TTL_S, start_ts - 1
-        )
+            return ""
+        # Where a removal gets no answer, it may be carried out late: each attempt has a service of
+        # its own, which no removal of another one takes.
+        service = creating_service(changefeed, await self._pd.tso())
+        lowest = await self._pd.update_service_gc_safe_point(service, CREATING_TTL_S, start_ts - 1)
         # PD answers the minimum over all services. At or above start_ts it says that ours was
         # refused; below, GC may still have passed start_ts before ours was set.
         if lowest.safe_point < start_ts:
@@ -55,16 +57,19 @@ class ChangefeedSafePoints:
         else:
             collected_to, holder = lowest.safe_point + 1, f"the safe point of {lowest.service_id}"
         if collected_to > start_ts:
-            await self.end_creation(source, changefeed)
+            await self.end_creation(service)
             raise StartTsBeforeGcError(
                 f"the start {start_ts} is before {holder}; choose {collected_to} or later, or "
                 "leave it out to start now"
             )
+        return service
 
-    async def end_creation(self, source: Source, changefeed: str) -> None:
-        """The changefeed has a safepoint of its own by now, or is not made."""
-        if source.keeps_history:
-            await self._pd.update_service_gc_safe_point(creating_service(changefeed), 0, 0)
+    async def end_creation(self, service: str) -> None:
+        """The changefeed has a safepoint of its own by now, or is not made; `service` as
+        `protect_creation` returned it.
+        """
+        if service:
+            await self._pd.update_service_gc_safe_point(service, 0, 0)
 
     async def hold(
         self, source: Source, info: ChangefeedInfo, checkpoint_ts: int, *, failed_s: float = 0.0

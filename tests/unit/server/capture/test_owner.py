@@ -192,10 +192,43 @@ async def test_no_history_is_unprotected_while_a_changefeed_is_made(capture, ups
     start_ts = feed.info.start_ts
     assert start_ts == 1001
     assert seen[:3] == [
-        ("ticdc-default-creating_feed", 3600, start_ts - 1),
+        ("ticdc-default-creating_feed.1002", 3600, start_ts - 1),
         (SAFEPOINT, 86400, start_ts - 1),
-        ("ticdc-default-creating_feed", 0, 0),
+        ("ticdc-default-creating_feed.1002", 0, 0),
     ]
+
+
+async def test_a_late_removal_takes_no_safepoint_of_the_next_creation_or_resume(capture, upstream):
+    update, late = upstream.update_service_gc_safe_point, []
+
+    async def checked(service_id, ttl_s, safe_point):
+        if ttl_s and "creating" in service_id:
+            for each in late:  # its answer was lost, and it is carried out only now
+                await update(each, 0, 0)
+            answer = await update(service_id, ttl_s, safe_point)
+            assert upstream.safepoints[service_id] == safe_point
+            for each in late:
+                await update(each, 0, 0)
+            assert upstream.safepoints[service_id] == safe_point
+            return answer
+        if not ttl_s:
+            late.append(service_id)
+        return await update(service_id, ttl_s, safe_point)
+
+    upstream.update_service_gc_safe_point = checked
+    owner = await capture.start()
+    keyless = TableInfo(7, "keyless", (Column(name="v", type=Type.LONGLONG, id=1),))
+    for _ in range(2):
+        with pytest.raises(TableIneligibleError):
+            await owner.create(new("feed", URI, 1000, 0, [("bank", keyless.to_json())]))
+    for _ in range(2):
+        await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+        for _ in range(2):
+            await owner.pause("feed")
+            await owner.resume("feed")
+        await owner.remove("feed")
+    assert len([each for each in late if "creating" in each]) >= 8
+    assert upstream.safepoints == {"gc_worker": 0}
 
 
 @pytest.mark.parametrize(("gc_worker", "gc_ts"), [(1000, 0), (500, 1001)])
