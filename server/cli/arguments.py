@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 from gcsafepoint.worker.config import DurationError, parse_duration_ns
+from server.exit_status import EXIT_USAGE
 from sink.retention import Retention
 from storage.model.errors import InvalidError
 from storage.model.ts import MAX_TS
@@ -43,13 +44,17 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and what is wrong; status 2."""
+        """Print what is wrong in one line, and where all flags are shown; status 2."""
         wrong = _CHOICES.search(message)
         if wrong:
-            message += _nearest(wrong["given"], re.findall(r"'([^']*)'", wrong["names"]))
+            # newer Pythons leave out the quotes
+            names = [name.strip("'") for name in wrong["names"].split(", ")]
+            if meant := _nearest(wrong["given"], names):
+                message = f"{message[: wrong.start()]}{wrong['given']!r} is none of them{meant}"
         elif message.startswith("the following arguments are required"):
             message += self._advice(self._given)
-        super().error(message)
+        ending = "" if message.endswith("?") else "."
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}{ending} See {self.prog} --help\n")
 
     def _advice(self, given: Iterable[str]) -> str:
         """For the first long flag that is none of ours, the nearest one."""

@@ -20,7 +20,7 @@ from server.rpc.credentials import SecurityConfig
 
 Command: TypeAlias = Callable[[Remote, argparse.Namespace], Awaitable[Output]]
 
-_GROUPS: Final = {
+GROUPS: Final = {
     "changefeed": ("changefeed", "what is replicated, and how far"),
     "capture": ("cluster", "the captures of the cluster"),
     "tso": ("cluster", "timestamps: a new one, or what one means"),
@@ -122,8 +122,8 @@ def cli_parser(group: str | None = None) -> Parser:
         "--json", action="store_true", default=False, help="print one JSON document"
     )
     groups = _Groups(parser.add_subparsers(required=True, metavar="GROUP"))
-    modules = {module for name, (module, _) in _GROUPS.items() if group in (name, None)}
-    for name, (module, _) in _GROUPS.items():
+    modules = {module for name, (module, _) in GROUPS.items() if group in (name, None)}
+    for name, (module, _) in GROUPS.items():
         # The other groups get a name and a help line: importing all of them takes a second.
         if module not in modules:
             groups.add_parser(name)
@@ -133,7 +133,7 @@ def cli_parser(group: str | None = None) -> Parser:
 
 
 class _Groups:
-    """The groups of a parser, whose help is in `_GROUPS`."""
+    """The groups of a parser, whose help is in `GROUPS`."""
 
     def __init__(self, groups: Any) -> None:
         self.added: set[str] = set()
@@ -142,7 +142,7 @@ class _Groups:
     def add_parser(self, name: str, **settings: Any) -> Parser:
         """As argparse's."""
         self.added.add(name)
-        parser: Parser = self._groups.add_parser(name, help=_GROUPS[name][1], **settings)
+        parser: Parser = self._groups.add_parser(name, help=GROUPS[name][1], **settings)
         return parser
 
 

@@ -56,6 +56,10 @@ COMMANDS = {
 }
 
 
+_BOTH = ("capture", "store", "pump")
+"""Daemons by whose names `tidemark cli` has verbs, too."""
+
+
 class NotInstalledError(InvalidError):
     """A command needs a module that is not installed here."""
 
@@ -130,10 +134,8 @@ def _run(arguments: list[str]) -> int:
             f"{platform.python_version()})"
         )
         return 0
-    if arguments[0] not in COMMANDS:
-        nearest = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-        advice = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        print(f"tidemark: no command {arguments[0]!r}{advice}\n\n{_usage()}", file=sys.stderr)
+    if wrong := _no_command(arguments):
+        print(f"{wrong} See tidemark --help", file=sys.stderr)
         return EXIT_USAGE
     command, argv = arguments[0], arguments[1:]
     if command == "cli" and (odd := [text for text in argv if not _is_unicode(text)]):
@@ -153,6 +155,25 @@ def _run(arguments: list[str]) -> int:
             raise
         print(_not_installed(_first(missing)), file=sys.stderr)
     return EXIT_ERROR
+
+
+def _no_command(arguments: Sequence[str]) -> str:
+    """What is wrong with the name of a command, and which one is meant; empty if it is one."""
+    name, verb = arguments[0], "".join(arguments[1:2])
+    if name in COMMANDS:
+        # A daemon takes flags only, and a capture starts its workers by this word.
+        if name not in _BOTH or not verb or verb.startswith("-") or verb == "worker":
+            return ""
+        return (
+            f"tidemark {name}: starts a daemon, and takes no {verb!r}. Did you mean tidemark cli "
+            f"{name} {verb}?"
+        )
+    # Imported here: no other command waits for it.
+    groups = importlib.import_module("server.cli.cli").GROUPS
+    known = {**{group: f"cli {group}" for group in groups}, **{each: each for each in COMMANDS}}
+    nearest = [name] if name in known else difflib.get_close_matches(name, known, n=1)
+    advice = f"; did you mean tidemark {known[nearest[0]]}?" if nearest else "."
+    return f"tidemark: no command {name!r}{advice}"
 
 
 def _is_unicode(text: str) -> bool:

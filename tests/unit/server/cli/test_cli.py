@@ -168,9 +168,45 @@ def test_the_version_is_that_of_the_package(capsys):
     assert re.match(r"tidemark \d+\.\d+\.\d+ \(Python 3\.", capsys.readouterr().out)
 
 
-def test_an_unknown_command_is_answered_with_the_nearest_one(capsys):
-    assert main.main(["coordinater"]) == 2
-    assert "did you mean 'coordinator'?" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["coordinater"], "tidemark: no command 'coordinater'; did you mean tidemark coordinator?"),
+        (["changefeed", "list"], "no command 'changefeed'; did you mean tidemark cli changefeed?"),
+        (["docter"], "no command 'docter'; did you mean tidemark cli doctor?"),
+        (["qqqq"], "tidemark: no command 'qqqq'."),
+        (["capture", "list"], "Did you mean tidemark cli capture list?"),
+        (["store", "1"], "Did you mean tidemark cli store 1?"),
+    ],
+)
+def test_a_wrong_command_is_answered_in_one_line_with_the_one_that_is_meant(
+    arguments, said, capsys
+):
+    assert main.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert line.endswith(" See tidemark --help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prog", "said"),
+    [
+        (
+            ["changefeed", "query"],
+            "tidemark cli changefeed query",
+            "the following arguments are required: -c/--changefeed-id.",
+        ),
+        (
+            ["changefed", "list"],
+            "tidemark cli",
+            "argument GROUP: 'changefed' is none of them; did you mean changefeed?",
+        ),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line_that_names_the_help(arguments, prog, said, capsys):
+    with pytest.raises(SystemExit):
+        cli.run(arguments)
+    assert capsys.readouterr().err == f"{prog}: {said} See {prog} --help\n"
 
 
 def test_an_argument_that_is_not_utf8_is_wrong_usage(capsys):
