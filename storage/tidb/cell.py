@@ -14,7 +14,7 @@ column's shape, and whose digits 64 bits hold, are decoded all at once.
 import struct
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -79,6 +79,10 @@ _WORD_DIGITS: Final = 18
 """Of a DECIMAL that 64 bits hold."""
 _SHAPE_BYTES = 2
 _POSITIVE = np.uint8(0x80)
+_EXACT: Final = Context(prec=200)
+_CENTURY: Final = 100
+_FIRST_OF_1900S: Final = 70
+"""The least of two digits that are a year of the 20th century."""
 
 
 def decode_cell(column: Column, cell: bytes) -> Value:
@@ -164,12 +168,17 @@ def of_integer(column: Column, number: int) -> Value:
     if kind in DATES:
         return CoreTime.unpack(number)
     if kind is Type.BIT:
-        return number.to_bytes(max((column.flen + 7) // 8, (number.bit_length() + 7) // 8), "big")
+        return number.to_bytes(max(bit_bytes(column), (number.bit_length() + 7) // 8), "big")
     if kind is Type.ENUM:
         return _enum_name(column, number)
     if kind is Type.SET:
         return _set_names(column, number)
     return number
+
+
+def bit_bytes(column: Column) -> int:
+    """How many bytes a value of a BIT column has."""
+    return (column.flen + 7) // 8
 
 
 def to_integer(column: Column, value: Value) -> int:
@@ -211,8 +220,11 @@ def parse_default(column: Column) -> Value:
         InvalidError: the schema's text is not a value of the column's type.
     """
     default = column.origin_default
-    if default is None or isinstance(default, bytes):
-        return default
+    if isinstance(default, bytes):
+        # TiDB keeps it without the zeros in front, and NOT NULL without DEFAULT as no byte at all.
+        return default.rjust(bit_bytes(column), b"\0") if column.type is Type.BIT else default
+    if default is None:
+        return None
     try:
         return _parse(column, default)
     except (ValueError, ArithmeticError) as err:
@@ -221,17 +233,29 @@ def parse_default(column: Column) -> Value:
 
 def _parse(column: Column, text: str) -> Value:
     kind = column.type
-    if kind in _NUMBERS - {Type.TIME}:
-        return int(text)
+    # TiDB keeps the text of the statement for many types, and reads it as a value of the column.
+    if kind is Type.YEAR:
+        return _whole_year(int(text))
+    if kind in INTEGERS:
+        return int(Decimal(text).to_integral_value(ROUND_HALF_UP))
     if kind in {Type.FLOAT, Type.DOUBLE}:
         return float(text)
     if kind in DATES:
         return CoreTime.parse(text)
     if kind is Type.NEWDECIMAL:
-        return Decimal(text)
+        scale = max(column.decimal, 0)
+        unscaled = Decimal(text).scaleb(scale, _EXACT).to_integral_value(ROUND_HALF_UP)
+        return unscaled.scaleb(-scale, _EXACT)
     if kind is Type.TIME:
         return parse_duration(text)
     return text if kind not in TEXTS or column.is_text else text.encode()
+
+
+def _whole_year(year: int) -> int:
+    """A YEAR of two digits is one from 1970 to 2069."""
+    if not 0 < year < _CENTURY:
+        return year
+    return year + (1900 if year >= _FIRST_OF_1900S else 2000)
 
 
 def arrow_type(column: Column) -> pa.DataType:

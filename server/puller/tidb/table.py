@@ -12,14 +12,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from pyspark_tidemark.lake.schema import widens
+
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, taken
 from sink.mounter import COLUMN_ID
 from sink.tidb_mounter import TidbMounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
+from storage.tidb.cell import arrow_type, bit_bytes
 from storage.tidb.document import PUBLIC
+from storage.tidb.field_type import Type
 from storage.tidb.record import table_span
-from storage.tidb.schema import TableInfo
+from storage.tidb.schema import Column, TableInfo
 from storage.tidb.schema_history import MODIFIED, REMOVED, Table
 
 _NO_PARTITIONS: Final[tuple[int, ...]] = ()
@@ -65,7 +69,7 @@ def tidb_table(record: TableRecord) -> SourceTable:
         TableInfoError: the TableInfo cannot be used.
         TableIneligibleError: the table cannot be replicated.
     """
-    info = TableInfo.parse(record.table_info).showing_dates(record.zero_dates)
+    info = _shown_info(record)
     name = f"{record.schema_name}.{info.name}"
     if info.is_view or info.is_sequence:
         raise TableIneligibleError(f"{name} is a view or a sequence: it has no rows of its own")
@@ -95,21 +99,20 @@ def following(record: TableRecord, before: TableRecord) -> TableRecord:
 
     Columns keep their identities. If the DDL brought columns whose values no default tells, the
     table is read again: TiDB has filled them beside its transactions' changes, or its users had
-    them before the DDL is told.
+    them before the DDL is told. So it is if readers are shown the same stored values otherwise.
     """
     kept = keeping_identities(record, before)
-    info, earlier = (TableInfo.parse(each.table_info) for each in (record, before))
+    info, earlier = (_shown_info(each) for each in (record, before))
     earlier_ids = {column.id for column in earlier.stored_columns}
     new = {column.id for column in info.stored_columns} - earlier_ids
     modified = record.table_info.get(MODIFIED)
     # The last one stands in the record until another follows: the table's span is named by it.
     reread = reread_of(before)
-    if modified and len(new) > modified["added"]:
-        other_keys = any(column.id in new for column in info.key_columns)
-        reread = Reread(
-            modified["ts"],
-            other_keys or _is_retyped(_mounter(earlier, before), _mounter(info, kept)),
-        )
+    reshown = _shown_otherwise(earlier, info)
+    if modified and (len(new) > modified["added"] or reshown):
+        other_keys = any(column.id in new | reshown for column in info.key_columns)
+        retyped = _is_retyped(_mounter(earlier, before), _mounter(info, kept))
+        reread = Reread(modified["ts"], other_keys or retyped)
     return (
         TableRecord(kept.schema_name, {**kept.table_info, _REREAD: asdict(reread)})
         if reread.ts
@@ -127,6 +130,42 @@ def _is_retyped(before: TidbMounter, now: TidbMounter) -> bool:
     types = {field.metadata[COLUMN_ID]: field.type for field in before.schema if field.metadata}
     fields = (field for field in now.schema if field.metadata)
     return any(types.get(field.metadata[COLUMN_ID], field.type) != field.type for field in fields)
+
+
+def _shown_otherwise(before: TableInfo, now: TableInfo) -> set[int]:
+    """The columns whose stored values stay, and which readers are shown in another type, that no
+    widening leads to, or in another form.
+
+    TiDB only writes another type into the TableInfo where all values fit it: INT UNSIGNED becomes
+    BIGINT UNSIGNED like that, TIME becomes TIME(6), BIT(8) BIT(16), and since TiDB 8.5.5 a BIGINT
+    an INT.
+    """
+    olds = {column.id: column for column in before.stored_columns}
+    return {
+        column.id
+        for column in now.stored_columns
+        if (old := olds.get(column.id)) is not None and _is_shown_otherwise(old, column)
+    }
+
+
+def _is_shown_otherwise(old: Column, new: Column) -> bool:
+    old_type, new_type = arrow_type(old), arrow_type(new)
+    if old_type != new_type:
+        return not widens(old_type, new_type)
+    return _form(old) != _form(new)
+
+
+def _form(column: Column) -> int:
+    """What beside the type decides how a value is shown: digits behind the point, or bytes."""
+    if column.type is Type.BIT:
+        return bit_bytes(column)
+    has_digits = column.type is Type.TIME or column.as_text
+    return max(column.decimal, 0) if has_digits else 0
+
+
+def _shown_info(record: TableRecord) -> TableInfo:
+    """The table as readers are shown its dates."""
+    return TableInfo.parse(record.table_info).showing_dates(record.zero_dates)
 
 
 def keeping_identities(record: TableRecord, before: TableRecord) -> TableRecord:

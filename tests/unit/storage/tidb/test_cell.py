@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -87,6 +88,15 @@ def test_characters_that_are_not_utf8_are_read_as_near_as_can_be() -> None:
         (Column(name="c", type=Type.TIME), "-01:00:00", -3600 * 10**9),
         (Column(name="e", type=Type.ENUM, elems=("red",)), "red", "red"),
         (Column(name="x", type=Type.BIT, flen=9), b"\x01\x02", b"\x01\x02"),
+        (Column(name="x", type=Type.BIT, flen=16), b"\x01", b"\x00\x01"),
+        (Column(name="x", type=Type.BIT, flen=8), b"", b"\x00"),
+        (Column(name="y", type=Type.YEAR), "2024", 2024),
+        (Column(name="y", type=Type.YEAR), "70", 1970),
+        (Column(name="y", type=Type.YEAR), "69", 2069),
+        (Column.bigint("n"), "2.5", 3),
+        (Column.bigint("n"), "18446744073709551615", (1 << 64) - 1),
+        (Column(name="d", type=Type.NEWDECIMAL, flen=10, decimal=2), "1.005", Decimal("1.01")),
+        (Column(name="d", type=Type.NEWDECIMAL, flen=65, decimal=30), "1e-30", Decimal("1e-30")),
         (Column.bigint("n"), None, None),
     ],
 )

@@ -26,7 +26,7 @@ from storage.tidb.ddl import Action, Job
 from storage.tidb.field_type import Flag, Type
 from storage.tidb.record import record_key
 from storage.tidb.schema import Column, TableInfo
-from storage.tidb.schema_history import REMOVED, Change, SchemaHistory, Table
+from storage.tidb.schema_history import MODIFIED, REMOVED, Change, SchemaHistory, Table
 
 ADD_COLUMN, ADD_INDEX = 5, 7
 DOC = json.loads(TableInfo.build(7, "t", [Column.bigint("id"), Column.bigint("v")]).to_json())
@@ -254,6 +254,21 @@ def info_of(*columns: Column) -> dict[str, Any]:
     return doc
 
 
+UNIQUE: dict[str, Any] = {
+    "index_info": [
+        {
+            "is_unique": True,
+            "is_primary": False,
+            "state": 5,
+            "idx_name": {"O": "u", "L": "u"},
+            "id": 1,
+            "idx_cols": [{"offset": 1, "length": -1}],
+        }
+    ],
+    "pk_is_handle": False,
+}
+"""A key of the second column."""
+MODIFIED_AT_20 = {MODIFIED: {"ts": 20, "alone": True, "added": 0}}
 V = replace(Column.varchar("v", 20), id=2)
 INT = Column(name="v", id=2, type=Type.LONG, flen=11)
 
@@ -302,6 +317,49 @@ def test_a_modify_that_rewrites_values_has_the_table_read_again_behind_it(
     assert table.table.span != before.span
     assert table.table.span.contains(record_key(7, 5))
     assert identities(table.table.record)[new.name] == 2, "the same column"
+
+
+TIME = Column(name="v", id=2, type=Type.TIME, flen=10, decimal=0)
+BITS = Column(name="v", id=2, type=Type.BIT, flen=8)
+UNSIGNED = replace(INT, flags=Flag.UNSIGNED)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "emptied"),
+    [
+        (TIME, replace(TIME, flen=17, decimal=6), False),
+        (BITS, replace(BITS, flen=16), False),
+        (UNSIGNED, replace(UNSIGNED, type=Type.LONGLONG, flen=20), True),
+        (replace(INT, type=Type.LONGLONG, flen=20), INT, True),
+    ],
+    ids=["more digits", "more bytes", "another type for readers", "narrower"],
+)
+def test_a_modify_of_the_table_info_alone_has_what_it_shows_otherwise_read_again(
+    old: Column, new: Column, emptied: bool
+) -> None:
+    """TiDB leaves rows as they are where they fit the new type; readers have texts and bytes."""
+    for action in (Action.MODIFY_COLUMN, Action.MULTI_SCHEMA_CHANGE):
+        table = followed(old)
+        change = table.ddl(action, new)
+        assert (reread_of(table.table.record), change.truncated) == (
+            Reread(20, emptied),
+            ("a.t",) * emptied,
+        )
+
+
+def test_a_key_that_is_shown_otherwise_empties_the_table() -> None:
+    key = replace(TIME, flags=Flag.NOT_NULL)
+    table = Followed(tidb_table(TableRecord("a", info_of(key) | UNIQUE)))
+    change = table.ddl(Action.MODIFY_COLUMN, replace(key, decimal=6), **UNIQUE)
+    assert change.truncated == ("a.t",)
+
+
+def test_moments_as_text_are_read_again_with_more_digits() -> None:
+    moment = replace(TIME, type=Type.DATETIME, flen=19)
+    for shown, is_reread in (("text", True), ("key-text", False)):
+        before = TableRecord("a", info_of(moment)).showing(shown)
+        now = TableRecord("a", info_of(replace(moment, decimal=6)) | MODIFIED_AT_20).showing(shown)
+        assert reread_of(following(now, before)).ts == 20 * is_reread
 
 
 @pytest.mark.parametrize(
@@ -374,20 +432,9 @@ def test_a_column_that_was_being_built_when_the_changefeed_began_is_read_again()
 
 
 def test_a_key_with_other_values_empties_the_table() -> None:
-    unique = {
-        "is_unique": True,
-        "is_primary": False,
-        "state": 5,
-        "idx_name": {"O": "u", "L": "u"},
-        "id": 1,
-    }
-    index = {
-        "index_info": [unique | {"idx_cols": [{"offset": 1, "length": -1}]}],
-        "pk_is_handle": False,
-    }
     key = replace(V, flags=Flag.NOT_NULL)
-    table = Followed(tidb_table(TableRecord("a", info_of(key) | index)))
-    change = table.ddl(Action.MODIFY_COLUMN, replace(key, id=3, flen=3), **index)
+    table = Followed(tidb_table(TableRecord("a", info_of(key) | UNIQUE)))
+    change = table.ddl(Action.MODIFY_COLUMN, replace(key, id=3, flen=3), **UNIQUE)
     assert change.truncated == ("a.t",)
 
 
