@@ -19,9 +19,12 @@ from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Final, TypeAlias
 
+from pyspark_tidemark.lake.schema import widens
+
 from server.puller.mysql.ddl.column_types import character_bytes
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tree import ColumnDef, Expression, Literal
+from storage.mysql.arrow import arrow_type
 from storage.mysql.charset import UTF8, codec_of
 from storage.mysql.schema import INTEGER_BYTES, INTEGERS, STRINGS, Column, Type
 
@@ -52,8 +55,10 @@ _INLINE_UNKNOWN: Final = frozenset(
 def change_of_values(old: Column, new: Column, dialect: Dialect, *, ignores: bool) -> str:
     """Why stored values may be others after the change; nothing where they are not."""
     strict = dialect.is_strict and not ignores
-    return _change_of_rows(old, new, strict=strict) or _change_of_type(
-        old, new, dialect, strict=strict
+    return (
+        _change_of_rows(old, new, strict=strict)
+        or _change_of_type(old, new, dialect, strict=strict)
+        or _change_for_readers(old, new)
     )
 
 
@@ -95,6 +100,16 @@ def _change_of_type(old: Column, new: Column, dialect: Dialect, *, strict: bool)
     if old.type in _FRACTIONS:
         return "" if new.meta >= old.meta else "fractions of seconds are cut"
     return "" if old.meta == new.meta else "its type is another one"
+
+
+def _change_for_readers(old: Column, new: Column) -> str:
+    """The same values in a type that readers cannot make of the one they have: BIGINT UNSIGNED is a
+    decimal for them, and a DECIMAL of more than 38 digits a text.
+    """
+    old_type, new_type = arrow_type(old), arrow_type(new)
+    if old_type == new_type or widens(old_type, new_type):
+        return ""
+    return f"readers have it as {new_type} then, not {old_type}"
 
 
 def _holds(old: Column, new: Column) -> bool:
