@@ -176,9 +176,9 @@ class Composition:
     @contextmanager
     def started(self, daemons: dict[str, int]) -> Iterator[None]:
         """Up for the block, from when Prometheus sees so many of each daemon."""
-        up = self("up", "-d")
-        assert up.returncode == 0, up.stderr
         try:
+            up = self("up", "-d")
+            assert up.returncode == 0, up.stderr
             wait_for(lambda: scraped() == daemons, 300, f"a scrape of {daemons}")
             yield
         finally:
