@@ -3,14 +3,17 @@ which are waited for outside the loop.
 
 The server listens once it is made. pyarrow's `serve` would catch the process's signals, which are
 the daemon's, so a thread calls `wait`.
+
+Flight's library keeps the certificate that a server was made with. Once the files have changed, a
+new server takes the place of the old one at its port, which carries out the calls that it has.
 """
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from server.config import ConfigError
 from server.rpc.access_list import (
@@ -22,9 +25,15 @@ from server.rpc.access_list import (
 )
 from server.rpc.config import Limits, connections_per_address
 from server.rpc.connection_guard import ConnectionGuard
-from server.rpc.credentials import CredentialsError, SecurityConfig
+from server.rpc.credentials import (
+    CredentialsError,
+    SecurityConfig,
+    reloaded_files,
+    server_tls,
+)
+from server.rpc.reloaded import Reloaded
 from sink.flight.feeds import Feeds
-from sink.flight.server import FlightServer, FlightTls, open_server
+from sink.flight.server import FlightPortError, FlightServer, FlightTls, open_server
 from sink.flight.tokens import (
     MayRead,
     OneToken,
@@ -34,6 +43,9 @@ from sink.flight.tokens import (
     read_token,
 )
 from storage.tasks import beside
+
+_LOOK_EVERY_S: Final = 1.0
+_PORT_RETRY_S: Final = 0.02
 
 
 class ClosableFeeds(Feeds, Protocol):
@@ -91,7 +103,7 @@ async def serving_flight(
     advertise_addr: str = "",
     security: SecurityConfig | None = None,
     readers: Readers | None = None,
-) -> AsyncIterator[FlightServer]:
+) -> AsyncIterator["FlightListener"]:
     """Serve `feeds` for the block; at its end `feeds.close` is called first, and then calls under
     way are waited for.
 
@@ -101,32 +113,96 @@ async def serving_flight(
         CredentialsError: names of clients matter, and everybody may read.
         FlightPortError: the address cannot be listened on.
     """
-    tls = _tls(security, readers) if security else None
-    server = open_server(feeds, addr, advertise_addr, tls, readers)
+    files = _tls_files(security, readers) if security and security.enabled else None
+    listener = FlightListener(
+        addr, lambda at, tls: open_server(feeds, at, advertise_addr, tls, readers), files
+    )
+    try:
+        async with beside(_guard(listener.port, addr), listener.renewing()):
+            yield listener
+    finally:
+        # `close` waits for calls under way, some of which wait for rows: they are let go first.
+        feeds.close()
+        await listener.close()
+
+
+class FlightListener:
+    """The server that listens, and those before it whose calls go on."""
+
+    def __init__(
+        self,
+        addr: str,
+        open_at: Callable[[str, FlightTls | None], FlightServer],
+        files: Reloaded[FlightTls] | None = None,
+    ) -> None:
+        """Listen on `addr`; raises what `open_at` raises."""
+        self._open_at = open_at
+        self._files = files
+        self._version = files.version if files else 0
+        self._server = open_at(addr, files.current() if files else None)
+        self._ending: set[asyncio.Future[None]] = set()
+        self.bound: str = self._server.bound
+        """Where it listens."""
+        self.port: int = self._server.port
+        self._thread = _waiting(self._server)
+
+    async def renewing(self) -> None:
+        """Show a new certificate within a second or two after its files have changed; for ever."""
+        while self._files is not None:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            tls = self._files.current()
+            if self._files.version != self._version:
+                self._version = self._files.version
+                await self._replace(tls)
+
+    async def close(self) -> None:
+        """Stop listening, and wait for the calls under way."""
+        await asyncio.to_thread(_ended, self._server, self._thread)
+        await asyncio.gather(*self._ending)
+
+    async def _replace(self, tls: FlightTls) -> None:
+        """Listen with another certificate; the old server ends when its calls have."""
+        loop = asyncio.get_running_loop()
+        ending = loop.run_in_executor(None, _ended, self._server, self._thread)
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        # The port is free in some milliseconds. Who connects meanwhile is refused, and tries again.
+        while True:
+            try:
+                self._server = self._open_at(self.bound, tls)
+            except FlightPortError:
+                await asyncio.sleep(_PORT_RETRY_S)
+            else:
+                self._thread = _waiting(self._server)
+                return
+
+
+def _waiting(server: FlightServer) -> threading.Thread:
     thread = threading.Thread(target=server.wait, name="flight", daemon=True)
     thread.start()
-    try:
-        async with beside(_guard(server, addr)):
-            yield server
-    finally:
-        # `shutdown` waits for calls under way, some of which wait for rows: they are let go first.
-        feeds.close()
-        await asyncio.to_thread(server.shutdown)
-        await asyncio.to_thread(thread.join)
+    return thread
 
 
-async def _guard(server: FlightServer, addr: str) -> None:
+def _ended(server: FlightServer, thread: threading.Thread) -> None:
+    server.shutdown()
+    thread.join()
+
+
+async def _guard(port: int, addr: str) -> None:
     """Bound the listener's connections as those of gRPC's listeners are."""
     if not addr.startswith("unix:"):
-        await ConnectionGuard(
-            server.port, Limits(connections_per_address=connections_per_address())
-        ).run()
+        limits = Limits(connections_per_address=connections_per_address())
+        await ConnectionGuard(port, limits).run()
 
 
-def _tls(security: SecurityConfig, readers: Readers | None) -> FlightTls | None:
-    if not security.enabled:
-        return None
+def _tls_files(security: SecurityConfig, readers: Readers | None) -> Reloaded[FlightTls]:
     check_readers(security, readers)
+    return reloaded_files(security, lambda: _tls(security))
+
+
+def _tls(security: SecurityConfig) -> FlightTls:
+    # Flight would say nothing of files that do not fit, and refuse every handshake.
+    server_tls(security)
     root = Path(security.ca_path).read_bytes() if security.ca_path else None
     return FlightTls(
         certificate=Path(security.cert_path).read_bytes(),

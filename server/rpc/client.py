@@ -20,6 +20,7 @@ import grpc.aio
 
 from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.credentials import SecurityConfig, channel_credentials, client_tls
+from server.rpc.renewed_channel import RenewedChannel
 from sink.flight.tokens import read_token
 from storage.meta.client import EtcdMeta, open_meta
 
@@ -58,13 +59,21 @@ def connect(
     """A channel to `host:port`; connects lazily and reconnects by itself.
 
     A scheme in front is dropped. With a `token_file`, calls bring its token.
+
+    Raises:
+        CredentialsError: our own TLS files cannot be used.
     """
     target = address.rpartition("//")[2]
-    credentials = channel_credentials(security or SecurityConfig())
+    files = channel_credentials(security or SecurityConfig())
     bringing = token_interceptors(token_file) if token_file else None
-    if credentials is None:
+    if files is None:
         return grpc.aio.insecure_channel(target, options=_OPTIONS, interceptors=bringing)
-    return grpc.aio.secure_channel(target, credentials, options=_OPTIONS, interceptors=bringing)
+    return RenewedChannel(
+        files,
+        lambda credentials: grpc.aio.secure_channel(
+            target, credentials, options=_OPTIONS, interceptors=bringing
+        ),
+    )
 
 
 def metadata_at(

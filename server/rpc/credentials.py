@@ -3,8 +3,8 @@ plaintext only when nothing is set.
 
 A listener's certificate that runs out is replaced by writing its files: connections that come later
 see the new one, and those that are open stay. Files that cannot be used, such as a half-written
-one, change nothing: the log says so, and the old certificate serves on. A channel reads its files
-when it is made.
+one, change nothing: the log says so, and the old certificate serves on. The same holds for the
+certificate that a channel shows (`server.rpc.renewed_channel`).
 
 `cert-allowed-cn` is PD's and TiKV's setting. A CA that signs for a whole company lets in whoever it
 signed for; the names narrow that down. A certificate with several common names needs all of them
@@ -14,6 +14,7 @@ allowed: engines differ in which one they call *the* name.
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -27,6 +28,7 @@ from server.rpc.reloaded import Reloaded
 from storage.model.errors import InvalidError
 
 _NAMES_LOGGED: Final = 256
+_CHANNEL_FILES_MAX: Final = 64
 _SHOWN_MAX: Final = 256
 T = TypeVar("T")
 
@@ -37,8 +39,8 @@ _NAMES_REFUSED = Counter(
 )
 _CERTIFICATE_RELOADS = Counter(
     "tidemark_rpc_certificate_reloads_total",
-    "Changes of a listener's TLS files: `ok` if it uses the new ones, `failed` if they cannot be "
-    "used",
+    "Changes of TLS files that a listener or channels use: `ok` if they use the new ones, `failed` "
+    "if these cannot be used",
     ["outcome"],
 )
 _log = structlog.get_logger(__name__)
@@ -91,10 +93,21 @@ class SecurityConfig:
             server_tls(self)
 
 
-def channel_credentials(security: SecurityConfig) -> grpc.ChannelCredentials | None:
-    """Credentials for a channel to a peer; None means plaintext."""
+@lru_cache(maxsize=_CHANNEL_FILES_MAX)
+def channel_credentials(security: SecurityConfig) -> Reloaded[grpc.ChannelCredentials] | None:
+    """Credentials for channels to peers, which share them; None means plaintext.
+
+    Raises:
+        CredentialsError: a file cannot be read, or they do not fit together.
+    """
     if not security.enabled:
         return None
+    return reloaded_files(security, lambda: _channel_credentials(security))
+
+
+def _channel_credentials(security: SecurityConfig) -> grpc.ChannelCredentials:
+    # gRPC would say nothing of files that cannot be used, and fail at every handshake.
+    client_tls(security)
     return grpc.ssl_channel_credentials(
         root_certificates=_read(security.ca_path) if security.ca_path else None,
         private_key=_read(security.key_path) if security.key_path else None,
@@ -137,7 +150,7 @@ class ListenerTls:
         self._security = security
         self._protocols = list(protocols)
         self._demands = demands
-        self._files = _reloaded(security, self._read)
+        self._files = reloaded_files(security, self._read)
 
     def context(self) -> ssl.SSLContext:
         """What a connection that begins now uses."""
@@ -146,7 +159,7 @@ class ListenerTls:
     def offer(self, *protocols: str) -> None:
         """Offer these by ALPN from now on."""
         self._protocols = list(protocols)
-        self._files = _reloaded(self._security, self._read)
+        self._files = reloaded_files(self._security, self._read)
 
     def _read(self) -> ssl.SSLContext:
         context = server_tls(self._security)
@@ -197,7 +210,7 @@ def grpcio_credentials(security: SecurityConfig) -> grpc.ServerCredentials | Non
     """
     if not security.listens_with_tls():
         return None
-    files = _reloaded(security, lambda: server_certificate(security))
+    files = reloaded_files(security, lambda: server_certificate(security))
     return grpc.dynamic_ssl_server_credentials(
         files.current(), files.current, require_client_authentication=bool(security.ca_path)
     )
@@ -217,7 +230,8 @@ def server_certificate(security: SecurityConfig) -> grpc.ServerCertificateConfig
     )
 
 
-def _reloaded(security: SecurityConfig, make: Callable[[], T]) -> Reloaded[T]:
+def reloaded_files(security: SecurityConfig, make: Callable[[], T]) -> Reloaded[T]:
+    """What `make` makes of the TLS files, made anew when they change; raises what `make` raises."""
     paths = [security.cert_path, security.key_path, security.ca_path]
     return Reloaded(paths, make, _CERTIFICATE_RELOADS, "the TLS certificate")
 

@@ -40,6 +40,7 @@ from server.puller.stream_timeout import SILENT_S
 from server.rpc.client import connect, with_token
 from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.credentials import SecurityConfig, channel_credentials
+from server.rpc.renewed_channel import RenewedBlockingChannel
 from storage.spill_codec import NO_COMPRESSION
 from storage.tasks import beside
 
@@ -108,12 +109,14 @@ def stub_at(
     address: str, security: SecurityConfig | None = None, token_file: str = ""
 ) -> WorkerServiceStub:
     """For calls from any thread, which bring the token of a file; reconnects by itself."""
-    credentials = channel_credentials(security or SecurityConfig())
-    channel = (
-        grpc.insecure_channel(address, options=_OPTIONS)
-        if credentials is None
-        else grpc.secure_channel(address, credentials, options=_OPTIONS)
-    )
+    files = channel_credentials(security or SecurityConfig())
+    channel: grpc.Channel
+    if files is None:
+        channel = grpc.insecure_channel(address, options=_OPTIONS)
+    else:
+        channel = RenewedBlockingChannel(
+            files, lambda credentials: grpc.secure_channel(address, credentials, options=_OPTIONS)
+        )
     return WorkerServiceStub(with_token(channel, token_file))
 
 

@@ -5,6 +5,8 @@ Invariants:
 1. A connection belongs to one process. Spark forks and pickles readers, so clients live in a
    module-level cache keyed by pid, never in a reader.
 2. A token is read from its file for each call, sent as a header, and kept nowhere.
+3. A client shows the certificate of the files as they were when it was made. Once they have
+   changed there is a new one: a job may live longer than a certificate.
 """
 
 import os
@@ -39,7 +41,8 @@ stream's deadline: who only receives is told nothing by TCP.
 
 _WHERE = "a capture gives rows at its Flight port, 8301 unless --flight-addr says else"
 
-_clients: dict[tuple[int, str, Credentials], Any] = {}
+_Files = tuple[tuple[int, int, int] | None, ...]
+_clients: dict[tuple[int, str, Credentials], tuple[_Files, Any]] = {}
 _answered: dict[tuple[str, ...], str] = {}
 
 
@@ -47,9 +50,31 @@ def client(uri: str, credentials: Credentials) -> Any:
     """This process's client of the capture at `uri`."""
     # By pid: a forked worker inherits the cache, and gRPC's threads do not survive a fork.
     identity = (os.getpid(), uri, credentials)
-    if identity not in _clients:
-        _clients[identity] = _connect(uri, credentials)
-    return _clients[identity]
+    files, made = _clients.get(identity, ((), None))
+    now = _state_of_files(credentials)
+    if made is None or files != now:
+        try:
+            made = _connect(uri, credentials)
+        except SourceError:
+            # Files that are being replaced may be away for a moment.
+            if made is None:
+                raise
+        else:
+            _clients[identity] = now, made
+    return made
+
+
+def _state_of_files(credentials: Credentials) -> _Files:
+    paths = (credentials.ca_path, credentials.cert_path, credentials.key_path)
+    return tuple(_state_of(path) for path in paths if path)
+
+
+def _state_of(path: str) -> tuple[int, int, int] | None:
+    try:
+        state = Path(path).stat()
+    except OSError:
+        return None
+    return state.st_ino, state.st_mtime_ns, state.st_size
 
 
 def call_options(credentials: Credentials, timeout_s: float) -> Any:

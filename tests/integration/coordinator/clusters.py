@@ -86,7 +86,8 @@ class View:
 
 def members_of(address: str, security: SecurityConfig | None = None) -> View:
     """What a coordinator says about all; of one that does not answer, nothing."""
-    credentials = channel_credentials(security or SecurityConfig())
+    files = channel_credentials(security or SecurityConfig())
+    credentials = files.current() if files else None
     with (
         grpc.secure_channel(address, credentials)
         if credentials
