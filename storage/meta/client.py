@@ -32,6 +32,7 @@ from storage.meta.store.request import MAX_REQUEST_BYTES, MAX_TXN_OPS
 _BACKOFF_SECONDS = (0.05, 2.0)
 _REVOKE_SECONDS = 2.0
 _PART_BYTES = MAX_REQUEST_BYTES * 2 // 3
+_PAGE_KEYS = 8192
 
 _RESULT: dict[str, Any] = {
     "==": rpc_pb2.Compare.EQUAL,
@@ -119,10 +120,27 @@ class EtcdMeta:
 
     async def get_prefix(self, prefix: bytes) -> list[KeyValue]:
         """See `Meta.get_prefix`."""
-        answer = await self._api.read(
-            rpc_pb2.RangeRequest(key=prefix or b"\0", range_end=_end(prefix))
+        while True:
+            try:
+                return [pair async for page in self._pages(prefix) for pair in page]
+            except CompactedError:
+                # Between two pages; the next attempt reads a newer revision.
+                continue
+
+    async def _pages(self, prefix: bytes) -> AsyncGenerator[list[KeyValue], None]:
+        """The pairs of a prefix as of one revision: the records of very many tables are more than
+        one message may hold.
+        """
+        request = rpc_pb2.RangeRequest(
+            key=prefix or b"\0", range_end=_end(prefix), limit=_PAGE_KEYS
         )
-        return [_pair_of(pair) for pair in answer.kvs]
+        while True:
+            answer = await self._api.read(request)
+            yield [_pair_of(pair) for pair in answer.kvs]
+            if not answer.more:
+                return
+            request.key = answer.kvs[-1].key + b"\0"
+            request.revision = request.revision or answer.header.revision
 
     async def put(self, key: bytes, value: bytes, lease: int = 0) -> int:
         """See `Meta.put`."""

@@ -3,9 +3,11 @@
 import asyncio
 
 import pytest
+from etcdpb import rpc_pb2
 
+from storage.meta import client
 from storage.meta.client import EtcdMeta
-from storage.meta.errors import RequestTooLargeError, TooManyOpsError
+from storage.meta.errors import CompactedError, RequestTooLargeError, TooManyOpsError
 from storage.meta.meta import Compare, Put
 
 
@@ -46,3 +48,41 @@ async def test_any_number_of_writes_goes_in_transactions_that_fit(
     assert len(pairs) == 304
     assert max(pair.mod_revision for pair in pairs) == last
     assert await meta.delete_prefix(prefix) == 304
+
+
+async def test_a_prefix_is_read_in_pages_that_show_one_revision(
+    meta: EtcdMeta, prefix: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await meta.write_all([Put(prefix + b"%03d" % number, b"old") for number in range(25)])
+    monkeypatch.setattr(client, "_PAGE_KEYS", 10)
+    read, pages = meta._api.read, []
+
+    async def written_between(request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
+        answer = await read(request)
+        pages.append(len(answer.kvs))
+        await meta.put(prefix + b"%03d" % (24 - len(pages)), b"new")
+        return answer
+
+    monkeypatch.setattr(meta._api, "read", written_between)
+    pairs = await meta.get_prefix(prefix)
+    assert pages == [10, 10, 5]
+    assert [pair.key for pair in pairs] == [prefix + b"%03d" % number for number in range(25)]
+    assert {pair.value for pair in pairs} == {b"old"}
+
+
+async def test_a_compaction_between_two_pages_begins_the_reading_anew(
+    meta: EtcdMeta, prefix: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await meta.write_all([Put(prefix + b"%03d" % number, b"") for number in range(25)])
+    monkeypatch.setattr(client, "_PAGE_KEYS", 10)
+    read, asked = meta._api.read, []
+
+    async def compacted_once(request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
+        asked.append(request.revision)
+        if len(asked) == 2:
+            raise CompactedError
+        return await read(request)
+
+    monkeypatch.setattr(meta._api, "read", compacted_once)
+    assert len(await meta.get_prefix(prefix)) == 25
+    assert [bool(revision) for revision in asked] == [False, True, False, True, True]
