@@ -16,6 +16,7 @@ import structlog
 from pyspark_tidemark.sink_uri import format_of
 
 from gcsafepoint.explain.names import CREATING_PREFIX, feed_of, generation_of
+from server.capture import long_lived
 from server.capture.audit import Audit, check_audit
 from server.capture.catalog import terms_of
 from server.capture.checkpoint_saver import CheckpointSaver, Handlers
@@ -132,6 +133,7 @@ class Changefeeds:
             # It may run elsewhere next, and nobody would delete its sorted rows here.
             for feed in ended if self._only else ():
                 await asyncio.to_thread(feed.processor.wipe)
+            long_lived.ended(sum(len(feed.catalog.read()) for feed in ended))
 
     async def carry_out(self, change: Coroutine[Any, Any, Feed]) -> Feed:
         """Run a change to its end, even if the client goes away meanwhile;
@@ -378,6 +380,7 @@ class Changefeeds:
             await self._records.remove(feed.id, max(map(generation_of, own)))
             del self.feeds[feed.id]
             _log.info("changefeed removed", changefeed=feed.id)
+            long_lived.ended(len(feed.catalog.read()))
 
     async def _services(self, feed: Feed) -> list[str]:
         """The services at the coordinator that keep history for a changefeed."""

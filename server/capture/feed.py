@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
+from server.capture import long_lived
 from server.capture.audit import Audit
 from server.capture.catalog import FeedCatalog, TableReader, TablesRead, terms_of
 from server.capture.errors import ParameterError
@@ -223,6 +224,7 @@ class Feed:
         # All at once: nobody sees the one without the other.
         if info is not None:
             self.info, self.info_saved = info, True
+        tables = len(self.catalog.read())
         self.source, self.catalog = source or self.source, catalog
         if checkpoint_ts < self.safepoint_ts:
             # What its service holds is not enough: another one has to stay until it is set anew.
@@ -234,6 +236,7 @@ class Feed:
         self.processor = self.factory.make_processor(
             _assignment(self.info, self.source, self.catalog, checkpoint_ts)
         )
+        long_lived.ended(tables)
 
     @property
     def kept_ts(self) -> int:
@@ -327,7 +330,8 @@ def _catalog(
     rules: Sequence[str],
 ) -> FeedCatalog:
     save = partial(factory.records.schemas.append, info.id)
-    return FeedCatalog(terms_of(info, rules), source, history, start_ts, save)
+    with long_lived.making(sum(len(change.tables) for change in history)):
+        return FeedCatalog(terms_of(info, rules), source, history, start_ts, save)
 
 
 def _assignment(

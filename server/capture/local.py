@@ -20,6 +20,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from pyspark_tidemark import tracing
 from tidemarkpb.v1 import capture_pb2 as pb
 
+from server.capture import long_lived
 from server.capture.errors import ChangefeedNotRunningError, TableMoveError
 from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
 from server.capture.pulling import SorterRows
@@ -218,7 +219,8 @@ class LocalProcessor(ProcessorPosition):
     @asynccontextmanager
     async def _serving(self, run: Run) -> AsyncIterator[None]:
         try:
-            run.open()
+            with long_lived.making(len(self._assignment.catalog.read())):
+                run.open()
             self._run, self.sink = run, run.sink
             yield
         finally:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import structlog
 from pyspark_tidemark import tracing
 
+from server.capture import long_lived
 from server.capture.cut import CutPart, cut_part
 from server.capture.errors import TargetInRereadError
 from server.capture.processor import Assignment
@@ -106,7 +107,8 @@ class Run:
             self.pulling = Pulling(intake, tasks)
             catalog.listener = self
             try:
-                self._begin(self.pulling)
+                with long_lived.making(len(catalog.read())):
+                    self._begin(self.pulling)
                 while True:
                     await asyncio.sleep(_LOOK_EVERY_S)
                     await self.pulling.end_passed(self.rows.ended)

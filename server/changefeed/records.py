@@ -5,6 +5,7 @@ of it. A change is there when its head is: tables are written before it, in as m
 they need, and those without a head are of a writer that died.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
@@ -19,6 +20,8 @@ OPS_MAX: Final = 100
 """etcd takes 128 in a transaction, comparisons apart."""
 OPS_BYTES_MAX: Final = 1 << 20
 """etcd takes requests of 1.5 MiB."""
+_THREAD_RECORDS_MIN: Final = 1000
+"""A hundred thousand take ten seconds to read."""
 
 _NO_HEAD: Final = SchemaChange(0).head_json()
 
@@ -85,7 +88,13 @@ class SchemaRecords:
 async def loaded_changes(meta: Meta, changefeed: str) -> list[SchemaChange]:
     """See `SchemaRecords.load`; anybody may read them."""
     pairs = await meta.get_prefix(keys.schemas(changefeed))
-    heads, tables = _sorted_out(pairs, len(keys.schemas(changefeed)))
+    if len(pairs) < _THREAD_RECORDS_MIN:
+        return _changes(pairs, len(keys.schemas(changefeed)))
+    return await asyncio.to_thread(_changes, pairs, len(keys.schemas(changefeed)))
+
+
+def _changes(pairs: Sequence[KeyValue], prefix: int) -> list[SchemaChange]:
+    heads, tables = _sorted_out(pairs, prefix)
     return [
         SchemaChange.from_json(ts, head, tables.get(ts, ())) for ts, head in sorted(heads.items())
     ]

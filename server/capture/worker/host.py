@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from server.capture import long_lived
 from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError, NotOwnerError
 from server.capture.local import LocalProcessor
 from server.capture.processor import Assignment
@@ -44,6 +45,7 @@ class Hosted:
             # directory, so it must not be started while this one is deleted: no second cancel.
             self.cancelled = True
             await asyncio.to_thread(self.processor.wipe)
+            long_lived.ended(len(self.assignment.catalog.read()))
 
     def cancel(self) -> None:
         """End it; `task` ends when nothing of it is left."""

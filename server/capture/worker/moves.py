@@ -161,13 +161,12 @@ class TableMover:
 
     async def _balance(self, there: Mapping[str, Worker], shares: Shares) -> bool:
         """Divide the tables among these workers; whether that is done: some may have to wait."""
-        placement, versions = self._tables.placement, self._tables.catalog.versions
+        placement = self._tables.placement
         names = {worker.name for worker in placement.workers}
         if names != there.keys():
-            # Those that ended in history that is kept are still read where they are.
-            sink = self._tables.sink
-            kept = versions.spans(sink.keep_ts or sink.checkpoint_ts())
-            placement.keep_only({each[0].span for each in kept})
+            # A table that begins meanwhile is placed under this lock, and would be forgotten.
+            async with self._tables.changing:
+                await asyncio.to_thread(self._forget_ended)
             self._is_by_hand = False
         for name in there.keys() - names:
             await self._join(there[name], shares)
@@ -178,15 +177,25 @@ class TableMover:
         async with self._moving:
             for worker in placement.workers:
                 if worker not in staying and placement.leave(worker):
-                    share = self._tables.shares.pop(worker)
-                    self._tables.sink.leave(share, self._gone_ts(share))
+                    # It has no tables any more, so that none of it can end meanwhile.
+                    share = self._tables.shares[worker]
+                    gone_ts = await asyncio.to_thread(self._gone_ts, share)
+                    del self._tables.shares[worker]
+                    self._tables.sink.leave(share, gone_ts)
                     shares.end(share)
                     _log.info(
                         "worker has no share any more",
                         changefeed=self._tables.changefeed,
                         worker=worker.name,
                     )
-            return division.next(placement.tables(), staying, lambda _: True) is None
+            return await _next(division, placement.tables(), staying, lambda _: True) is None
+
+    def _forget_ended(self) -> None:
+        """Tables that have ended are divided no more."""
+        # Those that ended in history that is kept are still read where they are.
+        sink = self._tables.sink
+        kept = self._tables.catalog.versions.spans(sink.keep_ts or sink.checkpoint_ts())
+        self._tables.placement.keep_only({each[0].span for each in kept})
 
     def _gone_ts(self, share: WorkerShare) -> int:
         """Where the last of the tables ended that go with a share: those are not moved."""
@@ -225,7 +234,8 @@ class TableMover:
     async def _step(self, staying: Sequence[Worker], division: "_Division") -> bool:
         """One move towards the division among these workers; False: there is none now."""
         async with self._moving:
-            move = division.next(self._tables.placement.tables(), staying, self._can_move)
+            tables = self._tables.placement.tables()
+            move = await _next(division, tables, staying, self._can_move)
             if move is None:
                 return False
             try:
@@ -385,6 +395,16 @@ class _Division:
             return (span not in self.moved or span in leaving) and can_move(span)
 
         return next_move(tables, staying, can_move_again, self.balance)
+
+
+async def _next(
+    division: _Division,
+    tables: Mapping[Worker, Sequence[Span]],
+    staying: Sequence[Worker],
+    can_move: Callable[[Span], bool],
+) -> Move[Worker] | None:
+    """The next step; of a million tables it takes a second to find."""
+    return await asyncio.to_thread(division.next, tables, staying, can_move)
 
 
 def _has_one_schema(versions: Versions, version: Version, checkpoint_ts: int) -> bool:

@@ -33,6 +33,8 @@ class TablePlacement(Generic[W]):
             worker: {} for worker in (*workers[first:], *workers[:first])
         }
         self._worker_of: dict[Span, W] = {}
+        self._listed: dict[W, tuple[Span, ...]] = {}
+        """What `tables` has said of workers whose tables are the same since."""
         self._lock = threading.Lock()
         for span in spans:
             self.worker(span)
@@ -45,7 +47,10 @@ class TablePlacement(Generic[W]):
     def tables(self) -> dict[W, tuple[Span, ...]]:
         """The tables of each worker."""
         with self._lock:
-            return {worker: tuple(spans) for worker, spans in self._tables.items()}
+            for worker, spans in self._tables.items():
+                if worker not in self._listed:
+                    self._listed[worker] = tuple(spans)
+            return {worker: self._listed[worker] for worker in self._tables}
 
     def worker(self, span: Span) -> W:
         """The table's worker; a table that was not known gets one."""
@@ -60,15 +65,14 @@ class TablePlacement(Generic[W]):
         """Tables have another worker from now on."""
         with self._lock:
             for span in spans:
-                self._tables[self._worker_of[span]].pop(span)
-                self._tables[worker][span] = None
-                self._worker_of[span] = worker
+                self._remove(span)
+                self._add(span, worker)
 
     def keep_only(self, spans: Collection[Span]) -> None:
         """Forget all other tables: they are gone."""
         with self._lock:
             for span in self._worker_of.keys() - {*spans}:
-                del self._tables[self._worker_of.pop(span)][span]
+                self._remove(span)
 
     def join(self, worker: W) -> None:
         """One more worker, without tables."""
@@ -81,15 +85,25 @@ class TablePlacement(Generic[W]):
             if self._tables[worker]:
                 return False
             del self._tables[worker]
+            self._listed.pop(worker, None)
             return True
 
     def _place(self, span: Span) -> W:
         with self._lock:
             if span not in self._worker_of:
                 worker = min(self._tables, key=lambda each: len(self._tables[each]))
-                self._tables[worker][span] = None
-                self._worker_of[span] = worker
+                self._add(span, worker)
             return self._worker_of[span]
+
+    def _add(self, span: Span, worker: W) -> None:
+        self._tables[worker][span] = None
+        self._worker_of[span] = worker
+        self._listed.pop(worker, None)
+
+    def _remove(self, span: Span) -> None:
+        worker = self._worker_of.pop(span)
+        del self._tables[worker][span]
+        self._listed.pop(worker, None)
 
 
 class Move(NamedTuple, Generic[W]):

@@ -11,10 +11,13 @@ No range changes by any of this: what is above the checkpoint is pulled anew, an
 import asyncio
 import heapq
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from tidemarkpb.v1 import capture_pb2 as pb
 
+from server.capture import long_lived
 from server.capture.errors import ChangefeedNotRunningError, TableMoveError
 from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
 from server.capture.traffic import Traffic
@@ -124,12 +127,17 @@ class WorkersProcessor(ProcessorPosition):
     async def run(self) -> None:
         """See `Processor.run`."""
         schemas = self._source.schema_puller(self.start_ts, self._catalog, dumps=False)
-        spans = [table.span for table in self._catalog.at(self.start_ts)]
         await self._workers.wait_known()
-        placement = TablePlacement(self._workers.workers(), self._name, spans)
-        shares = self._shared_out(placement, () if schemas is None else placement.workers)
-        owners = {span: share for share in shares.values() for span in share.tables}
-        sink = CombinedSink(owners, self._workers.executor, shares.values())
+        # A million tables take seconds to divide.
+        with long_lived.making(len(self._catalog.read())):
+            placement, parts = await asyncio.to_thread(
+                self._divided, self._workers.workers(), has_all=schemas is not None
+            )
+            shares: dict[Worker, WorkerShare] = {}
+            for worker, part in parts.items():
+                shares[worker] = self.share(worker, self.start_ts, part.tables, part.changes)
+                await asyncio.sleep(0)
+            sink = await asyncio.to_thread(_combined, shares.values(), self._workers.executor)
         sink.keep_ts = self.start_ts if self._keeps_history else 0
         tables = SharedTables(self._name, self._catalog, placement, shares, sink)
         async with self._serving(tables), asyncio.TaskGroup() as tasks:
@@ -182,25 +190,19 @@ class WorkersProcessor(ProcessorPosition):
     def _shares(self) -> tuple[WorkerShare, ...]:
         return tuple(self._tables.shares.values()) if self._tables else ()
 
-    def _shared_out(
-        self, placement: TablePlacement[Worker], workers: Sequence[Worker]
-    ) -> dict[Worker, WorkerShare]:
-        """Make a share for each worker that has tables of this changefeed,
-        and for each of `workers`.
-        """
-        tables: dict[Worker, list[SourceTable]] = {worker: [] for worker in workers}
-        changes: dict[Worker, list[TableChange]] = {}
-        for table in self._catalog.at(self.start_ts):
-            tables.setdefault(placement.worker(table.span), []).append(table)
+    def _divided(
+        self, workers: Sequence[Worker], *, has_all: bool
+    ) -> tuple[TablePlacement[Worker], dict[Worker, "_Part"]]:
+        """The part of each worker that has tables of this changefeed, or of each that there is."""
+        tables = self._catalog.at(self.start_ts)
+        placement = TablePlacement(workers, self._name, [table.span for table in tables])
+        parts = {worker: _Part() for worker in (placement.workers if has_all else ())}
+        for table in tables:
+            parts.setdefault(placement.worker(table.span), _Part()).tables.append(table)
         for ddl in self._catalog.versions.ddls(self.start_ts + 1, len(self._catalog.history)):
             for worker, change in changes_by_worker(self._catalog, ddl, placement.worker).items():
-                changes.setdefault(worker, []).append(change)
-        return {
-            worker: self.share(
-                worker, self.start_ts, tables.get(worker, ()), changes.get(worker, ())
-            )
-            for worker in tables.keys() | changes.keys()
-        }
+                parts.setdefault(worker, _Part()).changes.append(change)
+        return placement, parts
 
     def share(
         self,
@@ -224,6 +226,19 @@ class WorkersProcessor(ProcessorPosition):
     def ended(self, share: WorkerShare) -> None:
         """A share has ended, as far as its worker could be told."""
         self._sharing.pop(share, None)
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one worker begins with."""
+
+    tables: list[SourceTable] = field(default_factory=list)
+    changes: list[TableChange] = field(default_factory=list)
+
+
+def _combined(shares: Collection[WorkerShare], executor: Executor) -> CombinedSink:
+    owners = {span: share for share in shares for span in share.tables}
+    return CombinedSink(owners, executor, shares)
 
 
 class _RunningShares:

@@ -53,6 +53,7 @@ _BLOCKERS_S = 2.0
 _DUMP_S = 60.0
 _MOVE_S = 60.0
 _READ_S = 3600.0
+_STEP_TABLES = 1000
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -141,10 +142,17 @@ class Mirror:
 
     def absorb(self, message: pb.ShareProgress) -> None:
         """Take a report of the worker."""
+        for _ in self.absorbing(message):
+            pass
+
+    def absorbing(self, message: pb.ShareProgress) -> Iterator[None]:
+        """The same in steps of a few milliseconds: a report may be of a hundred thousand tables."""
         # Before the checkpoint_ts: whoever sees a checkpoint must see the ends of pullers before
-        # it.
+        # it. And tables before the share: it is no further than any of them.
         self.ended(message.ends)
-        for progress in message.spans:
+        for number, progress in enumerate(message.spans, 1):
+            if number % _STEP_TABLES == 0:
+                yield
             span = span_of(progress.span)
             resolved_ts, checkpoint_ts = self.table(span)
             self._spans[span] = (
@@ -261,17 +269,8 @@ class RemoteShare:
             TidemarkError: the share's own error.
             WorkerLostError: the worker is gone.
         """
-        request = pb.RunRequest(
-            changefeed=self._changefeed,
-            tables=map(wire.table_message, self._began),
-            checkpoint_ts=self.start_ts,
-            target_ts=target_ts,
-            changes=map(wire.change_message, self._changes),
-            limited=limited,
-            run=self._run[0][1],
-            term=self._term,
-            keep_ts=self.keep_ts,
-        )
+        # A hundred thousand tables take seconds to write.
+        request = await asyncio.to_thread(self._request, target_ts, limited=limited)
         async with self._worker.connect() as channel:
             stub = WorkerServiceStub(channel)
             try:
@@ -289,6 +288,19 @@ class RemoteShare:
             finally:
                 await self._stop(stub)
 
+    def _request(self, target_ts: int, *, limited: bool) -> pb.RunRequest:
+        return pb.RunRequest(
+            changefeed=self._changefeed,
+            tables=map(wire.table_message, self._began),
+            checkpoint_ts=self.start_ts,
+            target_ts=target_ts,
+            changes=map(wire.change_message, self._changes),
+            limited=limited,
+            run=self._run[0][1],
+            term=self._term,
+            keep_ts=self.keep_ts,
+        )
+
     async def _follow(self, stream: Any, moved: Callable[[], None]) -> None:
         messages = aiter(stream)
         while True:
@@ -296,7 +308,8 @@ class RemoteShare:
                 message = await anext(messages, None)
             if message is None:
                 raise lost(self._worker.name)
-            self.mirror.absorb(message)
+            for _ in self.mirror.absorbing(message):
+                await asyncio.sleep(0)
             self.running.set()
             moved()
 

@@ -23,9 +23,15 @@ CheckTerm = Callable[[int], Awaitable[None]]
 _TICK_S, _TICK_S_PER_TABLE = 0.05, 50e-6
 _SPEAK_EVERY_S = 1.0
 _TRAFFIC_EVERY_S = 5.0
+_THREAD_TABLES_MIN = 1000
 COUNT_S = 5.0
 """For so long a share's tables wait for one that is counted in."""
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def report_interval_s(tables: int) -> float:
+    """How long a share of so many tables is silent between two reports."""
+    return _TICK_S + tables * _TICK_S_PER_TABLE
 
 
 class WorkerService:
@@ -57,10 +63,10 @@ class WorkerService:
         progress = _ReportedProgress()
         try:
             while not hosted.ended.is_set():
-                message = progress.changes(hosted)
+                message = await progress.changes_now(hosted)
                 if message is not None:
                     yield message
-                await _wait(hosted.ended, _TICK_S + progress.tables * _TICK_S_PER_TABLE)
+                await _wait(hosted.ended, report_interval_s(progress.tables))
         finally:
             hosted.cancel()
         if hosted.error is not None:
@@ -210,7 +216,14 @@ class _ReportedProgress:
         self._position = (0, 0)
         self._spoke_s = self._counted_s = float("-inf")
 
-    def changes(self, hosted: Hosted) -> pb.ShareProgress | None:
+    async def changes_now(self, hosted: Hosted) -> pb.ShareProgress | None:
+        """The same as `changes`; of many tables by a thread, as they take tenths of a second."""
+        now_s = asyncio.get_running_loop().time()
+        if self.tables < _THREAD_TABLES_MIN:
+            return self.changes(hosted, now_s)
+        return await asyncio.to_thread(self.changes, hosted, now_s)
+
+    def changes(self, hosted: Hosted, now_s: float) -> pb.ShareProgress | None:
         """What has changed since the last call; a message without news after a second of
         silence.
         """
@@ -229,7 +242,6 @@ class _ReportedProgress:
         ]
         self.tables = len(spans)
         moved = [status for span in spans if (status := self._moved(sink, span))]
-        now_s = asyncio.get_running_loop().time()
         # A share without tables is as far as its barrier, and the whole is no further than that.
         has_moved = bool(moved) or (resolved_ts, checkpoint_ts) != self._position
         if not has_moved and now_s - self._spoke_s < _SPEAK_EVERY_S:

@@ -9,6 +9,7 @@ import numpy as np
 from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
+from server.capture import long_lived
 from server.capture.catalog import FeedCatalog, TableReader, TablesRead, Terms
 from server.capture.cut import CutPart, PackedExtent
 from server.capture.processor import Assignment
@@ -78,7 +79,8 @@ def _catalog(changefeed: str, source: TableReader, history: History) -> FeedCata
     # The owner has chosen the tables: a share takes all that it is given, by whatever filter.
     terms = Terms(changefeed, TableFilter(["*.*"]))
     [start_ts, *_] = (change.commit_ts for change in history)
-    return FeedCatalog(terms, source, history, start_ts, _kept_elsewhere)
+    with long_lived.making(sum(len(change.tables) for change in history)):
+        return FeedCatalog(terms, source, history, start_ts, _kept_elsewhere)
 
 
 def change_message(change: TableChange) -> pb.ShareChange:

@@ -54,3 +54,16 @@ def test_what_a_worker_holds_is_told_member_by_member():
     mirror.absorb(worker_pb2.ShareProgress(**asdict(held)))
     assert mirror.stats == held
     assert changefeed_pb2.Holding(**asdict(held)).disk_error == "disk full"
+
+
+def test_a_report_of_many_tables_is_taken_in_steps_and_the_share_is_never_beyond_a_table():
+    mirror = Mirror(100)
+    tables = [Span(number, b"%d" % number, b"") for number in range(5000)]
+    message = progress(140, 110, *((span, 140, 110) for span in tables))
+    steps = 0
+    for _ in mirror.absorbing(message):
+        steps += 1
+        assert (mirror.resolved_ts, mirror.checkpoint_ts) == (100, 100)
+    assert steps == 5
+    assert (mirror.resolved_ts, mirror.checkpoint_ts) == (140, 110)
+    assert {mirror.table(span) for span in tables} == {(140, 110)}

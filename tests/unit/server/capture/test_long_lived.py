@@ -1,0 +1,68 @@
+"""What very many tables are made of is out of the collector's sight, and is freed in the end."""
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from server.capture import long_lived
+from server.capture.long_lived import TABLES_MIN, making
+
+
+class Knot:
+    """Refers to itself."""
+
+    def __init__(self):
+        self.knot = self
+
+
+@pytest.fixture(autouse=True)
+def _thawed():
+    yield
+    gc.unfreeze()
+    assert gc.isenabled()
+
+
+def test_the_collector_is_off_while_they_are_made_and_does_not_look_at_them_later():
+    before = gc.get_freeze_count()
+    with making(TABLES_MIN):
+        with making(TABLES_MIN):
+            assert not gc.isenabled()
+        assert not gc.isenabled(), "another changefeed is still being read"
+        made = [Knot() for _ in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= before + len(made)
+
+
+def test_an_error_switches_it_on_again():
+    with pytest.raises(ValueError, match="unreadable"), making(TABLES_MIN):
+        raise ValueError("unreadable")
+    assert gc.isenabled()
+
+
+def test_few_tables_change_nothing():
+    before = gc.get_freeze_count()
+    with making(TABLES_MIN - 1):
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
+
+
+def test_cycles_of_what_has_ended_are_freed():
+    with making(TABLES_MIN):
+        knot = Knot()
+    known = weakref.ref(knot)
+    del knot
+    gc.collect()
+    assert known() is not None, "it is frozen"
+    long_lived.free()
+    assert known() is None
+
+
+async def test_they_are_freed_soon_after_the_end(monkeypatch):
+    monkeypatch.setattr(long_lived, "_FREE_AFTER_S", 0.0)
+    freed = asyncio.Event()
+    monkeypatch.setattr(long_lived, "free", freed.set)
+    long_lived.ended(TABLES_MIN)
+    async with asyncio.timeout(30):
+        await freed.wait()
