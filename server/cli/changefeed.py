@@ -4,9 +4,11 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import grpc.aio
+from pyspark_tidemark.sink_uri import READERS
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
@@ -25,7 +27,7 @@ from server.changefeed.view import (
 )
 from server.cli import changefeed_create, dump
 from server.cli.arguments import add_yes, confirm, period, retention, seconds, timestamp
-from server.cli.output import Output, add_watch, table
+from server.cli.output import Output, add_verbose, add_watch, confirmed, table
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
 from sink.retention import Retention
@@ -62,6 +64,8 @@ _MOVE_S = 660.0
 """As long as the capture may take to catch up with the table, and some more."""
 _MOVE_SHOWN_S = 3.0
 _NOW = "now"
+_CONFIRMED = ("pause", "resume", "update", "add-reader", "remove-reader", "remove")
+"""Verbs that change something, and say in short what."""
 
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
@@ -218,6 +222,8 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
             add_yes(verb)
         if name in ("query", "list-readers"):
             add_watch(verb)
+        if name in _CONFIRMED:
+            add_verbose(verb)
         if name in ("resume", "remove"):
             add_yes(verb)
         if name == "resume":
@@ -298,7 +304,13 @@ async def pause_changefeed(remote: Remote, arguments: argparse.Namespace) -> Out
     request = pb.PauseChangefeedRequest(id=arguments.changefeed_id)
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).PauseChangefeed(request, timeout=CALL_S)
-    return Output(detail(answer.changefeed))
+    shown = detail(answer.changefeed)
+    return confirmed(
+        arguments,
+        shown,
+        f"changefeed {shown['id']} is paused at {shown['checkpoint_time']}",
+        f"to go on from there: tidemark cli changefeed resume -c {shown['id']}",
+    )
 
 
 async def move_table(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -358,7 +370,14 @@ async def add_reader(remote: Remote, arguments: argparse.Namespace) -> Output:
     )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).AddReader(request, timeout=CALL_S)
-    return Output(detail(answer.changefeed))
+    shown = detail(answer.changefeed)
+    (begin,) = (each for each in shown["readers"] if each["name"] == arguments.reader)
+    return confirmed(
+        arguments,
+        shown,
+        f"reader {arguments.reader} of changefeed {shown['id']} begins at "
+        f"{begin['checkpoint_time']}",
+    )
 
 
 async def remove_reader(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -371,7 +390,9 @@ async def remove_reader(remote: Remote, arguments: argparse.Namespace) -> Output
     request = pb.RemoveReaderRequest(id=arguments.changefeed_id, name=arguments.reader)
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).RemoveReader(request, timeout=CALL_S)
-    return Output(detail(answer.changefeed))
+    shown = detail(answer.changefeed)
+    said = f"reader {arguments.reader} of changefeed {shown['id']} is removed"
+    return confirmed(arguments, shown, said)
 
 
 async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -394,7 +415,13 @@ async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
     )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).ResumeChangefeed(request, timeout=CALL_S)
-    return Output(detail(answer.changefeed))
+    shown = detail(answer.changefeed)
+    return confirmed(
+        arguments,
+        shown,
+        f"changefeed {shown['id']} is {shown['state']}, and goes on from "
+        f"{shown['checkpoint_time']}",
+    )
 
 
 async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -417,8 +444,28 @@ async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
     )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).UpdateChangefeed(request, timeout=CALL_S)
-    shown = filter_change(answer) | ({} if arguments.dry_run else detail(answer.changefeed))
-    return Output({"dry_run": True} | shown if arguments.dry_run else shown)
+    change = filter_change(answer)
+    if arguments.dry_run:
+        return Output({"dry_run": True} | change)
+    shown = change | detail(answer.changefeed)
+    said = f"changefeed {shown['id']} is updated"
+    return confirmed(arguments, shown, said, *_told_change(change), _waits(shown))
+
+
+def _told_change(change: dict[str, Any]) -> Iterator[str]:
+    """The tables that another filter brings, takes away, or cannot bring, in lines."""
+    tables = change.get("filter_change", {})
+    if coming := tables.get("coming"):
+        yield f"tables that come: {', '.join(coming)}"
+    if going := tables.get("going"):
+        yield f"tables that go: {', '.join(going)}"
+    for name, reason in tables.get("ineligible", {}).items():
+        yield f"left out: {name}: {reason}"
+
+
+def _waits(shown: dict[str, Any]) -> str:
+    """What a filter that is not in force yet waits for; empty: none does."""
+    return str(shown["filter_update"]["waits_for"]) if "filter_update" in shown else ""
 
 
 def _retention_message(retained: Retention | None) -> pb.Retention | None:
@@ -440,7 +487,10 @@ async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
     request = pb.RemoveChangefeedRequest(id=arguments.changefeed_id)
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).RemoveChangefeed(request, timeout=CALL_S)
-    return Output({"removed": True} | detail(answer.changefeed))
+    removed = {"removed": True} | detail(answer.changefeed)
+    uri = removed["sink_uri"]
+    stays = "" if uri.partition(":")[0] in READERS else f"; the tables at {uri} stay as they are"
+    return confirmed(arguments, removed, f"changefeed {removed['id']} is removed{stays}")
 
 
 def ts_or_now(text: str) -> int | str:

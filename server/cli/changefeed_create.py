@@ -18,7 +18,7 @@ from gcsafepoint.explain.explanation import time_of
 from server.changefeed.source import FORCE_REPLICATE, with_option
 from server.changefeed.view import check_document, detail, explained
 from server.cli.arguments import add_yes, confirm, period, retention, timestamp
-from server.cli.output import Output, table
+from server.cli.output import Output, add_verbose, confirmed, table
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
 from sink.retention import Retention
@@ -50,6 +50,8 @@ READER_TTL_HELP = (
 )
 _CHECK_COLUMNS = (("TABLE", "table"), ("REPLICATED", "replicated"), ("COLUMNS, OR WHY NOT", "what"))
 _LARGE_GAP_S = 86_400
+_NAMED = 5
+"""How many tables a confirmation names."""
 
 
 class ConfigFileError(InvalidError):
@@ -121,6 +123,7 @@ def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
         "target, each column's type and mask, columns that are left out, and what event filters ignore",
     )
     add_yes(create, "do not ask when the start lies more than a day back")
+    add_verbose(create)
     create.set_defaults(command=create_changefeed)
 
 
@@ -263,7 +266,28 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         answer = await ChangefeedServiceStub(channel).CreateChangefeed(request, timeout=CALL_S)
         if arguments.dump:
             await _start_dump(channel, answer.changefeed.id)
-    return Output(detail(answer.changefeed))
+    shown = detail(answer.changefeed)
+    return confirmed(arguments, shown, *_created(shown, dumps=arguments.dump))
+
+
+def _created(shown: dict[str, Any], *, dumps: bool) -> Iterator[str]:
+    """What was made, and how to see what comes of it, in lines."""
+    name, tables = shown["id"], [each["table"] for each in shown["tables"]]
+    more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
+    word = "table" if len(tables) == 1 else "tables"
+    named = f" ({', '.join(tables[:_NAMED])}{more})" if tables else ""
+    yield f"changefeed {name} is made: {len(tables)} {word}{named} → {shown['sink_uri']}"
+    if left_out := shown["ignored_tables"]:
+        yield f"left out: {', '.join(left_out)}"
+    since = time_of(shown["start_ts"])
+    if dumps:
+        yield f"a dump copies older rows: tidemark cli changefeed dumpstatus -c {name}"
+    else:
+        yield (
+            f"it copies what is committed after {since}; older rows come by tidemark cli "
+            f"changefeed dumpstart -c {name}"
+        )
+    yield f"its state: tidemark cli changefeed query -c {name}"
 
 
 async def _start_dump(channel: grpc.aio.Channel, changefeed: str) -> None:

@@ -153,6 +153,20 @@ def _lines(value: Any, indent: str) -> list[str]:
     return lines
 
 
+def add_verbose(verb: argparse.ArgumentParser) -> None:
+    """Add the flag of verbs that say in short what they did."""
+    verb.add_argument(
+        "--verbose", action="store_true", help="show all fields, as `query` and -o json do"
+    )
+
+
+def confirmed(arguments: argparse.Namespace, document: dict[str, Any], *said: str) -> Output:
+    """What a verb has done: in the lines `said` that are not empty, or whole with `--verbose`."""
+    warnings = [f"warning: {each}" for each in document.get("warnings", ())]
+    short = "\n".join(filter(None, [*said, *warnings]))
+    return Output(document, shown=None if arguments.verbose else short)
+
+
 def add_watch(verb: argparse.ArgumentParser) -> None:
     """Add the flag."""
     verb.add_argument(

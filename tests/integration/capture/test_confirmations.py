@@ -1,0 +1,49 @@
+"""Verbs that change a changefeed say in short what they did; all fields come where they are
+asked for.
+"""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.integration.capture.many_tables import NAMES, TABLES
+from tests.integration.capture.processes import COMMAND, running_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with running_cluster(tmp_path_factory.mktemp("confirmations")) as running:
+        yield running
+
+
+def test_what_a_verb_has_done_is_said_in_short(cluster):
+    tables = cluster.directory / "tables.json"
+    rows = [{"schema_name": "many", "table_info": json.loads(each.to_json())} for each in TABLES]
+    tables.write_text(json.dumps(rows))
+
+    def said(verb, *flags):
+        flags = ("--server", cluster.capture.endpoints["capture"], "changefeed", verb, *flags)
+        command = [*COMMAND, "cli", *flags, "-c", "feed"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout.splitlines()
+
+    create = ("create", "--sink-uri", "parquet:///lake/feed", "--tables", str(tables))
+    made, since, state = said(*create)
+    assert made == f"changefeed feed is made: 4 tables ({', '.join(NAMES)}) → parquet:///lake/feed"
+    assert since.endswith("older rows come by tidemark cli changefeed dumpstart -c feed")
+    assert state == "its state: tidemark cli changefeed query -c feed"
+    assert said("pause")[0].startswith("changefeed feed is paused at 20")
+    assert "state: stopped" in said("pause", "--verbose")
+    assert said("resume")[0].startswith("changefeed feed is normal, and goes on from 20")
+    assert said("add-reader", "--reader", "etl")[0].startswith(
+        "reader etl of changefeed feed begins at 20"
+    )
+    assert said("update", "--retain", "1h") == ["changefeed feed is updated"]
+    assert said("remove-reader", "--reader", "etl", "--yes") == [
+        "reader etl of changefeed feed is removed"
+    ]
+    assert json.loads(said("pause", "--json")[0])["state"] == "stopped"
+    assert said("remove", "--yes") == [
+        "changefeed feed is removed; the tables at parquet:///lake/feed stay as they are"
+    ]
