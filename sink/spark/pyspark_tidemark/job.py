@@ -95,7 +95,7 @@ def _error(err: Exception) -> SourceError:
         return SourceError(
             _LOST,
             "the Spark application that the jobs share has ended: by an error of its own, which "
-            "is above, or because another job was killed",
+            "the log of `tidemark spark keep` has, or because another changefeed's job was killed",
             retryable=True,
         )
     return named(err)
@@ -416,8 +416,17 @@ def _follow_parent() -> None:
     os._exit(EXIT_ERROR)
 
 
+def run_to_the_end(argv: Sequence[str]) -> int:
+    """`main`, and nothing ends the process before it has said its exit code."""
+    status = main(argv)
+    # Python takes its handlers down before it ends. A SIGTERM then would make a job that has ended
+    # look like one that was killed in a write, for which `spark keep` ends the application of all.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return status
+
+
 if __name__ == "__main__":
     sys.path[:] = [
         entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).parent
     ]
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_to_the_end(sys.argv[1:]))

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -124,3 +126,26 @@ def test_a_progress_that_pyspark_cannot_read_does_not_end_the_job(monkeypatch):
     with pytest.raises(SourceError, match="ErrQueryFailed"):
         job.run(SPARK, 0)
     assert job._said_batch == 3
+
+
+LATE = """
+import os, signal, sys
+from pyspark_tidemark import job
+
+def late():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+class Ends:
+    def __del__(self, late=late):
+        late()
+
+job.main = lambda argv: 75
+job.ends = Ends()
+signal.signal(signal.SIGTERM, lambda number, frame: None)
+sys.exit(job.run_to_the_end([]))
+"""
+
+
+def test_a_sigterm_while_python_ends_does_not_make_an_ended_job_look_killed():
+    done = subprocess.run([sys.executable, "-c", LATE], check=False, timeout=60)
+    assert done.returncode == 75
