@@ -63,12 +63,19 @@ class Progress:
         """Seconds until all tables are compared, as if the rest went like what is done; None:
         not known yet.
         """
-        if not self._tables_total:
+        if not self._tables_total or self._is_lake_awaited:
             return None
         within = min(self._rows / self._rows_expected, 1.0) if self._rows_expected else 0.0
         done = self._tables_done + within
         left = self._tables_total - done
         return None if not done else (self._clock() - self._tables_s) * left / done
+
+    @property
+    def _is_lake_awaited(self) -> bool:
+        """The upstream's rows are there, and nothing tells how far the lake's reader is: Spark may
+        take half a minute to start.
+        """
+        return set(self._awaited) == {LAKE}
 
     def line(self) -> str:
         """All of it in words."""
@@ -79,7 +86,8 @@ class Progress:
             parts.append(f"{self._tables_done} of {self._tables_total} tables done")
         if self._rows:
             of = f" of {self._rows_expected}" if self._rows_expected > self._rows else ""
-            parts.append(f"{self._rows}{of} rows, {self._rows / max(stage_s, 1e-3):.0f} rows/s")
+            rate = f", {self._rows / max(stage_s, 1e-3):.0f} rows/s"
+            parts.append(f"{self._rows}{of} rows{'' if self._is_lake_awaited else rate}")
         if self._awaited:
             parts.append(
                 f"waiting for {' and '.join(sorted(set(self._awaited)))} for {stage_s:.0f} s"

@@ -170,7 +170,9 @@ def _make_class_archive(directory: Path) -> None:
     jars = installed(directory)
     if archive_path(directory, jars).is_file():
         return
-    sys.stderr.write("archiving the classes of Spark's JVM, once (half a minute)\n")
+    sys.stderr.write(
+        "archiving the classes of Spark's JVM, once (half a minute, or some minutes on a busy machine)\n"
+    )
     try:
         make_class_archive(directory, jars)
     except (SourceError, OSError) as err:

@@ -56,6 +56,24 @@ def test_a_line_names_stage_table_rows_what_is_waited_for_and_the_time_to_go():
     )
 
 
+def test_while_only_the_lake_is_awaited_nobody_promises_a_time():
+    clock = Clock()
+    progress = Progress(clock)
+    progress.begin_tables(1)
+    progress.enter("key ranges are summed", "shop.a")
+    with progress.awaiting(LAKE):
+        progress.read(200)
+        progress.expect(200)
+        clock.now += 20
+        # It said `about 0 s to go` for half a minute, and a rate that fell.
+        assert progress.line() == (
+            "shop.a: key ranges are summed, 0 of 1 tables done, 200 rows, waiting for the lake's "
+            "reader for 20 s (20 s in all)"
+        )
+        assert progress.document()["eta_seconds"] is None
+    assert progress.eta_s == 0
+
+
 def test_when_all_is_done_there_is_nothing_to_go():
     progress = Progress(Clock())
     progress.begin_tables(1)
