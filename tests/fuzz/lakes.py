@@ -18,6 +18,7 @@ import os
 import random
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, date, datetime
@@ -27,6 +28,7 @@ from typing import Any, Final, cast
 from unittest.mock import patch
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
@@ -108,6 +110,21 @@ _WIDENING: Final = (
     (pa.float32(), pa.float64()),
 )
 _POOLS[pa.decimal128(18, 2)] = _POOLS[pa.decimal128(10, 2)]
+_DELTA_PROPERTIES: Final = (
+    ("'comment'", "ours"),
+    ("delta.checkpointInterval", "3"),
+    ("delta.enableChangeDataFeed", "true"),
+    ("delta.enableRowTracking", "true"),
+    ("delta.enableInCommitTimestamps", "true"),
+    ("delta.checkpointPolicy", "v2"),
+    ("delta.dataSkippingNumIndexedCols", "1"),
+    ("delta.enableDeletionVectors", "false"),
+    ("delta.logRetentionDuration", "interval 0 seconds"),
+    ("delta.setTransactionRetentionDuration", "interval 1 milliseconds"),
+    ("delta.columnMapping.mode", "name"),
+    ("delta.randomizeFilePrefixes", "true"),
+)
+"""What people set on a table of Delta; each asks something else of whoever writes to it."""
 _NOT_KEYS: Final = {pa.float32(), pa.float64()}
 
 
@@ -215,7 +232,7 @@ class Life:
             self._table_ddl()
         else:
             self._keep(self.dice.randint(self.kept_ts, self.ts))
-            if self.others and self.dice.random() < 0.5:
+            if self.others and self.dice.random() < 0.8:
                 self._maintained_by_others()
             if self.dice.random() < 0.5:
                 self._compare()
@@ -672,18 +689,29 @@ class Place:
         if self.kind == "iceberg":
             return _maintained_iceberg(self.spark, table_path(self.path, name), dice)
         table = f"delta.`{table_path(self.path, name).replace('`', '``')}`"
+        columns = self.spark.sql(f"SELECT * FROM {table} LIMIT 0").columns
+        column = "`" + dice.choice(columns).replace("`", "``") + "`"
         statement = dice.choice(
             (
-                f"OPTIMIZE {table}",
+                *(f"OPTIMIZE {table}", f"OPTIMIZE {table} ZORDER BY ({column})"),
                 f"VACUUM {table} RETAIN 0 HOURS",
                 f"REORG TABLE {table} APPLY (PURGE)",
-                f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '3')",
-                f"ALTER TABLE {table} SET TBLPROPERTIES ('comment' = 'ours')",
+                f"ALTER TABLE {table} CLUSTER BY ({column})",
+                f"ALTER TABLE {table} ADD CONSTRAINT ours CHECK (1 = 1)",
+                *(
+                    f"ALTER TABLE {table} SET TBLPROPERTIES ({name} = '{value}')"
+                    for name, value in _DELTA_PROPERTIES
+                ),
             )
         )
         self.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-        self.spark.sql(statement)
-        return statement.replace(table, "…")
+        shown = statement.replace(table, "…")
+        try:
+            self.spark.sql(statement)
+        except AnalysisException as err:
+            # As by a column that has no bounds, or a table that is partitioned otherwise.
+            return f"{shown}: {err.getCondition()}"
+        return shown
 
     def rows(self, name: str, ts: int) -> list[dict[str, Any]]:
         if self.kind == "parquet":
@@ -694,6 +722,26 @@ class Place:
         return cast("list[dict[str, Any]]", rows(self.uri, name))
 
 
+_ICEBERG_PROPERTIES: Final = {
+    "commit.manifest.min-count-to-merge": "3",
+    "write.metadata.compression-codec": "gzip",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "1",
+    "write.format.default": "avro",
+    "write.parquet.compression-codec": "snappy",
+    "write.delete.mode": "copy-on-write",
+    "write.object-storage.enabled": "true",
+    "history.expire.max-snapshot-age-ms": "1",
+    "write.metadata.metrics.default": "none",
+    "commit.retry.num-retries": "0",
+}
+_ICEBERG_WAYS: Final = (
+    *_ICEBERG_PROPERTIES,
+    *("expire_snapshots", "rewrite_manifests", "append nothing"),
+    *("remove_orphan_files", "tag", "branch", "partition", "order"),
+)
+
+
 def _maintained_iceberg(spark: Any, path: str, dice: random.Random) -> str:
     """By Iceberg's own library, as its procedures for engines do."""
     java = spark._jvm
@@ -701,15 +749,31 @@ def _maintained_iceberg(spark: Any, path: str, dice: random.Random) -> str:
     table = tables.load(path)
     if table.currentSnapshot() is None:
         return "nothing"
-    way = dice.choice(("expire_snapshots", "rewrite_manifests", "set property", "append nothing"))
-    if way == "expire_snapshots":
+    way = dice.choice(_ICEBERG_WAYS)
+    if way in _ICEBERG_PROPERTIES:
+        table.updateProperties().set(way, _ICEBERG_PROPERTIES[way]).commit()
+    elif way == "remove_orphan_files":
+        actions = java.org.apache.iceberg.spark.actions.SparkActions.get(spark._jsparkSession)
+        actions.deleteOrphanFiles(table).olderThan(int(time.time() * 1000)).execute()
+    elif way == "tag":
+        snapshot_id = table.currentSnapshot().snapshotId()
+        table.manageSnapshots().createTag(f"t{snapshot_id}", snapshot_id).commit()
+    elif way == "branch":
+        table.manageSnapshots().createBranch(f"b{dice.random()}").commit()
+    elif way == "partition":
+        spec = table.updateSpec()
+        bucket = java.org.apache.iceberg.expressions.Expressions.bucket
+        column = dice.choice(list(table.schema().columns())).name()
+        spec.addField(f"bucket_{dice.random()}", bucket(column, 4)).commit()
+    elif way == "order":
+        column = dice.choice(list(table.schema().columns())).name()
+        table.replaceSortOrder().asc(column).commit()
+    elif way == "expire_snapshots":
         now_ms = int(time.time() * 1000)
         table.expireSnapshots().expireOlderThan(now_ms).retainLast(1).commit()
     elif way == "rewrite_manifests":
         same = java.java.util.function.Function.identity()
         table.rewriteManifests().clusterBy(same).commit()
-    elif way == "set property":
-        table.updateProperties().set("commit.manifest.min-count-to-merge", "3").commit()
     else:
         table.newAppend().commit()
     return str(way)
@@ -768,6 +832,9 @@ def main() -> None:
             except (WrongError, SourceError) as err:
                 told["FAILED"] += 1
                 print(f"seed {seed}: {type(err).__name__} {str(err)[:1500]}", flush=True)
+            except Exception:
+                told["BROKEN"] += 1
+                print(f"seed {seed}: {traceback.format_exc()[-3000:]}", flush=True)
             if time.monotonic() > deadline:
                 break
     print(dict(told), flush=True)

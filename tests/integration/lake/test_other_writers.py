@@ -195,6 +195,51 @@ def test_a_column_that_somebody_added_stops_the_job_by_name(lake, feed, is_amid)
 
 
 @MIDST
+def test_an_iceberg_table_that_somebody_partitioned_stops_the_job_until_it_is_undone(
+    spark, tmp_path, feed, is_amid
+):
+    lake = Lake(spark, "iceberg", tmp_path)
+    lake.keep(feed, 1, 2)
+    bucket = spark._jvm.org.apache.iceberg.expressions.Expressions.bucket
+
+    def partition():
+        lake.iceberg.updateSpec().addField("by_id", bucket("id", 4)).commit()
+
+    with pytest.raises(SourceError, match="DROP PARTITION FIELD") as refused:
+        lake.touched(feed, partition, is_amid=is_amid)
+    assert refused.value.code == "ErrTargetSchema"
+    lake.iceberg.updateSpec().removeField("by_id").commit()
+    lake.keep(feed, 5, 6)
+    assert lake.shows(feed, 60)
+
+
+def test_a_row_in_a_partition_of_somebody_else_stops_the_job_by_name(spark, tmp_path, feed):
+    """Engines that follow the specification look for vectors in the partition of their file."""
+    lake = Lake(spark, "iceberg", tmp_path)
+    lake.keep(feed, 1, 2)
+    iceberg = spark._jvm.org.apache.iceberg
+    lake.iceberg.updateSpec().addField("by_v", iceberg.expressions.Expressions.ref("v")).commit()
+    table = lake.iceberg
+    partition = iceberg.PartitionData(table.spec().partitionType())
+    partition.set(0, "first")
+    rewrite = table.newRewrite()
+    tasks = table.newScan().includeColumnStats().planFiles().iterator()
+    while tasks.hasNext():
+        task = tasks.next()
+        if task.deletes().isEmpty():
+            file = task.file()
+            moved = iceberg.DataFiles.builder(table.spec()).withPartition(partition)
+            moved.withPath(file.location()).withFormat("parquet")
+            moved.withRecordCount(file.recordCount()).withFileSizeInBytes(file.fileSizeInBytes())
+            rewrite.deleteFile(file).addFile(moved.build())
+    rewrite.commit()
+    lake.iceberg.updateSpec().removeField("by_v").commit()
+    with pytest.raises(SourceError, match="rewrite-all") as refused:
+        lake.keep(feed, 3, 3)
+    assert refused.value.code == "ErrTargetForeign"
+
+
+@MIDST
 def test_snapshots_that_somebody_expired_are_no_rollback(spark, tmp_path, feed, is_amid):
     lake = Lake(spark, "iceberg", tmp_path)
     lake.keep(feed, 1, 2)

@@ -130,6 +130,43 @@ def test_a_change_that_is_made_already_commits_nothing(table):
     assert evolved(known.metadata, known.protocol, SchemaChange(ids=ids)) == []
 
 
+@pytest.mark.parametrize(
+    ("versions", "reader", "writer"),
+    [
+        ({"minReaderVersion": 1, "minWriterVersion": 2}, [], []),
+        (
+            {"minReaderVersion": 1, "minWriterVersion": 4},
+            [],
+            ["checkConstraints", "changeDataFeed", "generatedColumns"],
+        ),
+        (
+            {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["appendOnly"]},
+            [],
+            None,
+        ),
+    ],
+    ids=["by Delta's own writer", "after a property", "without readers' features"],
+)
+def test_a_protocol_without_lists_asks_for_what_its_versions_did_and_what_is_added(
+    table, versions, reader, writer
+):
+    ids = {"number": 1, "text": 2}
+    change = SchemaChange(renamed=(("id", "number"),), ids=ids)
+    [protocol, _] = evolved(table.metadata, versions, change)
+    named = ["appendOnly"] if writer is None else ["appendOnly", "invariants", *writer]
+    assert protocol["protocol"] == {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": [*reader, "columnMapping"],
+        "writerFeatures": [*named, "columnMapping"],
+    }
+    known = altered(table, change)
+    mapped = {"minReaderVersion": 2, "minWriterVersion": 5}
+    added = SchemaChange(added=(pa.field("n", pa.int32()),), ids=ids)
+    [action] = evolved(known.metadata, mapped, added)
+    assert "metaData" in action, "what its versions ask for is enough"
+
+
 def commits(*operations):
     """Those after version 7, by what each says of itself."""
     for number, (operation, restored) in enumerate(operations, 8):

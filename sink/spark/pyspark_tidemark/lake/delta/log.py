@@ -61,6 +61,15 @@ _KNOWN_FEATURES = {
     *("deletionVectors", "columnMapping", "timestampNtz", "typeWidening", "typeWidening-preview"),
     *_IMPLIED_FEATURES,
 }
+_FEATURES_SINCE = {
+    2: _IMPLIED_FEATURES,
+    3: ["checkConstraints"],
+    4: ["changeDataFeed", "generatedColumns"],
+    5: ["columnMapping"],
+    6: ["identityColumns"],
+}
+"""What writer versions before those with lists ask for, each with what the ones before it do."""
+_MAPPING_READER = 2
 _FRESH_S = 3600.0
 """For this long a version is taken for the newest without looking: a commit on top of an older one
 fails, as its file is there. Delta keeps the commits of weeks, so the file cannot be gone by then.
@@ -225,12 +234,33 @@ def mapped(number: int) -> dict[str, Any]:
 
 
 def with_features(protocol: Mapping[str, Any], features: Iterable[str]) -> Mapping[str, Any]:
-    """A protocol of Delta's feature lists that asks readers and writers for `features`, too."""
+    """A protocol that asks readers and writers for `features`, too: as it is if it does so already,
+    else one with lists of features.
+    """
+    added, listed = tuple(features), {**_features_by_version(protocol), **protocol}
     lists = {
-        kind: list(dict.fromkeys([*protocol[kind], *features]))
+        kind: list(dict.fromkeys([*listed[kind], *added]))
         for kind in ("readerFeatures", "writerFeatures")
     }
-    return {**protocol, **lists}
+    if all(set(names) == set(listed[kind]) for kind, names in lists.items()):
+        return protocol
+    return {**protocol, "minReaderVersion": 3, "minWriterVersion": 7, **lists}
+
+
+def _features_by_version(protocol: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What a protocol without lists asks for by its versions: Delta itself makes tables like that,
+    and does without a list that would be empty.
+    """
+    reader, writer = int(protocol["minReaderVersion"]), int(protocol["minWriterVersion"])
+    return {
+        "readerFeatures": ["columnMapping"] if reader == _MAPPING_READER else [],
+        "writerFeatures": [
+            feature
+            for version, names in _FEATURES_SINCE.items()
+            for feature in names
+            if version <= writer
+        ],
+    }
 
 
 def has_times_without_zone(fields: Iterable[Any]) -> bool:

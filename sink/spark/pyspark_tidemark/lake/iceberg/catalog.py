@@ -270,8 +270,16 @@ class Catalog:
         """The layout of a table's files.
 
         Raises:
-            SourceError: ErrTargetUnusable, they lie where they cannot be written.
+            SourceError: ErrTargetUnusable, they lie where they cannot be written; ErrTargetSchema,
+                somebody else has partitioned the table.
         """
+        if table.spec().isPartitioned():
+            raise SourceError(
+                "ErrTargetSchema",
+                f"somebody else has partitioned the Iceberg table {table.name()}, into whose "
+                "partitions no cut can be written: drop its partition fields again (ALTER TABLE … "
+                "DROP PARTITION FIELD …), or choose another --target",
+            )
         schema = self.schema(table)
         ranges = None if key_ranges is None else tuple(key_ranges)
         return Layout(

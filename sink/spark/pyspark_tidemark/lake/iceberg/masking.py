@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.shown import DataFile, ShownFiles
@@ -132,6 +133,9 @@ def new_masks(
 ) -> list[Mask]:
     """Vectors for those of the files that have rows at `places` which are not masked yet; `kept`
     has the positions of vectors.
+
+    Raises:
+        SourceError: ErrTargetForeign, one lies in a partition of somebody else's.
     """
     storage, masked = catalog.storage(table), {}
     for file in files:
@@ -141,6 +145,13 @@ def new_masks(
         if file.vector is not None:
             before = kept.of(file.vector, partial(file.vector.positions, storage))
         positions = np.union1d(before, places[file.location])
+        if len(positions) > len(before) and file.is_in_partition:
+            raise SourceError(
+                "ErrTargetForeign",
+                f"{file.location} is in a partition that somebody else made, and rows of it have "
+                "to go: rewrite the table's data files without partitions (CALL "
+                "system.rewrite_data_files(…, options => map('rewrite-all', 'true')))",
+            )
         if len(positions) > len(before):
             masked[file.location] = (positions, file.java_vector)
     masks = written(storage, catalog.data_location(table), masked)

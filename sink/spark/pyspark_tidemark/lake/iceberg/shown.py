@@ -34,6 +34,8 @@ class DataFile:
     vector: Vector | None = None
     java_vector: Any = None
     """The same as Iceberg names it: a commit that replaces it must say so."""
+    is_in_partition: bool = False
+    """Whether somebody else has put it into a partition, where a vector would have to be, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +121,8 @@ class ShownFiles:
             masks.append(vectors[0] if vectors else None)
             by_location |= {str(each.location()): each for each in equality}
         bounds = self._bounds_of(table, key, files)
+        # A call of the JVM for each file is spared where nobody has ever partitioned the table.
+        are_parted = len(table.specs()) > 1
         return Shown(
             int(table.currentSnapshot().snapshotId()),
             tuple(
@@ -129,6 +133,7 @@ class ShownFiles:
                     of,
                     None if mask is None else vector_of(mask),
                     mask,
+                    are_parted and int(file.partition().size()) > 0,
                 )
                 for file, mask, of in zip(files, masks, bounds, strict=True)
             ),
