@@ -130,9 +130,10 @@ class TidbMounter:
         if any(columns[place].null_count for place in self._date_keys):
             key = {self._columns[place].name: columns[place] for place in self._key_places}
             for column in (self._columns[place] for place in self._date_keys):
-                has_row = block.cells(column.id).rows.valid
+                cells = block.cells(column.id)
+                has_row = cells.rows.valid
                 has_key = pa.array(
-                    has_row | keys.cells(column.id).present
+                    has_row | keys.cells(column.id, cells.missing).present
                     if column.id in keys.column_ids
                     else has_row
                 )
@@ -150,9 +151,8 @@ class TidbMounter:
         cells = block.cells(column.id)
         values = arrow_array(column, cells)
         if column.id in keys.column_ids and bool(np.any(cells.unknown)):
-            return pc.if_else(
-                pa.array(cells.unknown), arrow_array(column, keys.cells(column.id)), values
-            )
+            told = arrow_array(column, keys.cells(column.id, cells.missing))
+            return pc.if_else(pa.array(cells.unknown), told, values)
         default = self._defaults.get(column.id)
         if default is not None and bool(np.any(cells.missing)):
             return pc.if_else(pa.array(cells.missing), default, values)

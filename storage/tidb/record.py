@@ -22,7 +22,7 @@ from storage.codec import (
 )
 from storage.model.errors import CorruptError, InvalidError
 from storage.model.span import Span
-from storage.tidb.binary import BinaryColumn
+from storage.tidb.binary import BinaryColumn, Mask
 from storage.tidb.cell import Value, decode_cell, encode_cell, parse_default
 from storage.tidb.datum import decode_datum
 from storage.tidb.field_type import TEXTS
@@ -120,7 +120,12 @@ def decode_int_handles(keys: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def handle_cells(table: TableInfo, key: bytes) -> dict[int, bytes | None]:
-    """The cells, by column id, that `key` holds; empty if the handle is the hidden `_tidb_rowid`.
+    """The cells, by column id, that `key` holds for a row which does not have them; empty if the
+    handle is the hidden `_tidb_rowid`.
+
+    Of characters a key may hold their collation's sort key or a prefix: then the row has them. A
+    row without such a column comes from a cluster without the new collations, where a key holds
+    characters as they are, or has a collation whose sort key is the text.
 
     Raises:
         CorruptError: `key` is not a record key of this table's kind.
@@ -147,13 +152,14 @@ def _common(table: TableInfo, handle: bytes) -> dict[int, bytes | None]:
     cells: dict[int, bytes | None] = {}
     offset = 0
     for column in table.common_handle_columns:
-        cell, offset = decode_datum(handle, offset)
-        # Of characters the key holds their collation's sort key, or a prefix, neither of which
-        # gives the text back: the row has it.
-        is_whole_text = table.handle_is_whole and column.collate in _BINARY_COLLATIONS
-        if column.type not in TEXTS or is_whole_text:
-            cells[column.id] = cell
+        cells[column.id], offset = decode_datum(handle, offset)
     return cells
+
+
+def _is_told(table: TableInfo, column: Column) -> bool:
+    """Whether a key alone, without its row, surely tells a column of it."""
+    is_whole_text = table.handle_is_whole and column.collate in _BINARY_COLLATIONS
+    return column.type not in TEXTS or is_whole_text
 
 
 class HandleCells:
@@ -164,19 +170,29 @@ class HandleCells:
     def __init__(self, table: TableInfo, keys: pa.Array) -> None:
         self._table = table
         self._keys = keys
-        self.column_ids = frozenset(column.id for column in table.common_handle_columns)
+        columns = table.common_handle_columns
+        self.column_ids = frozenset(column.id for column in columns)
+        self._told = frozenset(column.id for column in columns if _is_told(table, column))
 
     def integers(self) -> npt.NDArray[np.int64]:
         """The handles of a table with an integer primary key; see `decode_int_handles`."""
         return decode_int_handles(self._keys)
 
-    def cells(self, column_id: int) -> Cells:
+    def cells(self, column_id: int, left_out: Mask) -> Cells:
         """The cells of a clustered primary key's column; missing where the key cannot tell.
+
+        `left_out`: where there is a row, and it is without the column (`handle_cells`).
 
         Raises:
             CorruptError: a key is not a record key of this table's kind.
         """
-        return Cells.of([cells.get(column_id) for cells in self._decoded])
+        is_told = column_id in self._told
+        return Cells.of(
+            [
+                cells.get(column_id) if is_told or is_left_out else None
+                for cells, is_left_out in zip(self._decoded, left_out.tolist(), strict=True)
+            ]
+        )
 
     @cached_property
     def _decoded(self) -> list[dict[int, bytes | None]]:

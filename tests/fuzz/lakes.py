@@ -415,6 +415,13 @@ class Life:
             for name in self.tables
             if f"{schema}.{name}".lower() not in taken
         ]
+        # Servers on Linux tell names by their case, and so do directories and these databases.
+        cased = [name.partition(".")[2].swapcase() for name in ever]
+        names += [
+            f"bank.{name}"
+            for name in cased
+            if f"bank.{name}" not in ever and self.place.holds_table(name)
+        ]
         return self.dice.choice(names)
 
     # The lake job
@@ -832,7 +839,7 @@ def main() -> None:
             except (WrongError, SourceError) as err:
                 told["FAILED"] += 1
                 print(f"seed {seed}: {type(err).__name__} {str(err)[:1500]}", flush=True)
-            except Exception:
+            except Exception:  # noqa: BLE001 - whatever it is, the next life begins
                 told["BROKEN"] += 1
                 print(f"seed {seed}: {traceback.format_exc()[-3000:]}", flush=True)
             if time.monotonic() > deadline:

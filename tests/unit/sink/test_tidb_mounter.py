@@ -19,9 +19,15 @@ from sink.tidb_mounter import TidbMounter
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 from storage.tidb.cell import arrow_value
-from storage.tidb.datum import NIL, encode_datum
+from storage.tidb.datum import NIL, encode_datum, encode_key_datum
 from storage.tidb.field_type import Flag
-from storage.tidb.record import decode_record, decode_record_key, encode_record, record_key
+from storage.tidb.record import (
+    common_record_key,
+    decode_record,
+    decode_record_key,
+    encode_record,
+    record_key,
+)
 from storage.tidb.row import decode_row, encode_row
 from storage.tidb.schema import Column, Index, TableInfo
 from tests.unit.storage.tidb import vectors
@@ -179,6 +185,46 @@ def test_a_delete_without_old_value_is_refused_where_its_record_key_is_no_key_of
         CorruptError, match=r"a delete of bank\.heap at 5 came without the row .* not hold owner"
     ):
         mounter.mount(batch([whole, (5, 4, DELETE, record_key(101, 43), None, None)]))
+
+
+def clustered(collate: str, *, whole: bool = True) -> TableInfo:
+    """A table that is stored by two columns of characters."""
+    parts = (Column.varchar("a", 20), Column.varchar("b", 20))
+    keys = [
+        replace(column, id=number, offset=number - 1, flags=Flag.NOT_NULL, collate=collate)
+        for number, column in enumerate(parts, 1)
+    ]
+    columns = (*keys, replace(Column.bigint("v"), id=3, offset=2))
+    index = Index(1, "PRIMARY", (0, 1), unique=True, primary=True, public=True, whole=whole)
+    unique = Index(2, "u", (0, 1), unique=True, primary=False, public=True, whole=True)
+    return TableInfo(7, "t", columns, (index, unique), is_common_handle=True)
+
+
+@pytest.mark.parametrize("collate", ["utf8mb4_general_ci", "utf8mb4_bin"])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "a prefix of one"])
+def test_characters_that_a_row_leaves_out_are_those_of_its_key(collate: str, whole: bool) -> None:
+    """As in clusters without the new collations, which all were before TiDB 6.0."""
+    table = clustered(collate, whole=whole)
+    handle = b"".join(encode_key_datum(table.columns[0], text) for text in (b"Abc", b"x "))
+    key, row = common_record_key(7, handle), encode_row({3: b"\x05"})
+    if not whole:
+        row = encode_row({1: b"Abcdef", 3: b"\x05"})
+    changes: list[Change] = [
+        (2, 1, INSERT, key, row, None),
+        (4, 3, UPDATE, key, row, row),
+        (6, 5, DELETE, key, None, row),
+    ]
+    told = {"a": "Abc" if whole else "Abcdef", "b": "x ", "v": 5}
+    assert mounted(TidbMounter(table, "db"), batch(changes)) == [told, told, told]
+    assert [scalar(table, change) for change in changes] == [told, told, told]
+
+
+def test_a_key_alone_does_not_tell_characters_of_which_it_may_hold_the_sort_key() -> None:
+    table = clustered("utf8mb4_general_ci")
+    handle = b"".join(encode_key_datum(table.columns[0], text) for text in (b"\0A", b"\0B"))
+    delete: Change = (6, 5, DELETE, common_record_key(7, handle), None, None)
+    with pytest.raises(CorruptError, match="does not hold a"):
+        TidbMounter(table, "db").mount(batch([delete]))
 
 
 @pytest.mark.parametrize("op", [INSERT, UPDATE])
