@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from deploy.chaos.containers import Composition, Container, ContainersError
@@ -88,6 +89,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="end when each has had so many faults; 0: no such end"
+    )
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two faults")
     parser.add_argument("--kinds", default=",".join(KINDS), help="by commas")
     parser.add_argument("--services", default="", help="by commas; all with a health check if not")
@@ -97,8 +101,8 @@ def main(argv: Sequence[str]) -> int:
     kinds = [kind for kind in arguments.kinds.split(",") if kind]
     if not kinds or set(kinds) - set(KINDS):
         parser.error(f"--kinds is made of {', '.join(KINDS)}, not {arguments.kinds!r}")
-    if arguments.every <= 0 or arguments.minutes <= 0:
-        parser.error("--every and --minutes are above 0")
+    if arguments.every <= 0 or arguments.minutes <= 0 or arguments.rounds < 0:
+        parser.error("--every and --minutes are above 0, --rounds is not below")
     try:
         return run(arguments, kinds)
     except ContainersError as err:
@@ -115,7 +119,10 @@ def run(arguments: argparse.Namespace, kinds: Sequence[str]) -> int:
     say(seed=arguments.seed, project=composition.project, services=chaos.services, kinds=kinds)
     chaos.mend_all()
     deadline, count = time.monotonic() + arguments.minutes * 60, 0
-    for fault in faults(arguments.seed, chaos.services, kinds, arguments.every):
+    every_fault = faults(arguments.seed, chaos.services, kinds, arguments.every)
+    if arguments.rounds:
+        every_fault = islice(every_fault, arguments.rounds * len(chaos.services))
+    for fault in every_fault:
         if chaos.stopping.is_set() or time.monotonic() + fault.after_s > deadline:
             break
         chaos.carry_out(fault)

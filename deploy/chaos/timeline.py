@@ -29,15 +29,16 @@ def faults(
 ) -> Iterator[Fault]:
     """Faults without end, one after the other, `every_s` seconds between two on average.
 
-    The same seed, services and kinds give the same faults.
+    They come in rounds, in each of which every service has one. The same seed, services and kinds
+    give the same faults.
     """
     dice = random.Random(seed)  # noqa: S311 - the same for the same seed
-    ordered = sorted(services)
     while True:
-        kind = dice.choice(kinds)
-        yield Fault(
-            after_s=round(dice.expovariate(1 / every_s), 1),
-            kind=kind,
-            service=dice.choice(ordered),
-            length_s=round(dice.uniform(*LENGTHS_S[kind]), 1),
-        )
+        for service in dice.sample(sorted(services), len(services)):
+            kind = dice.choice(kinds)
+            yield Fault(
+                after_s=round(dice.expovariate(1 / every_s), 1),
+                kind=kind,
+                service=service,
+                length_s=round(dice.uniform(*LENGTHS_S[kind]), 1),
+            )

@@ -36,6 +36,14 @@ def test_every_service_has_every_kind_of_fault_in_time():
     assert {fault.kind for fault in first(50, 1, SERVICES, ["pause"], 1.0)} == {"pause"}
 
 
+@given(st.integers(), st.integers(1, 5))
+def test_each_service_has_its_fault_before_any_has_another(seed, rounds):
+    many = first(rounds * len(SERVICES), seed, SERVICES, KINDS, 15.0)
+    for begin in range(0, len(many), len(SERVICES)):
+        turn = many[begin : begin + len(SERVICES)]
+        assert sorted(fault.service for fault in turn) == SERVICES
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "said"),
     [
