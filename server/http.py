@@ -28,7 +28,13 @@ from server.console.pages import daemon_pages
 from server.routes import Answer, Request, Routes, UnauthorizedError, answer_of, error_answer, fault
 from server.rpc.access_list import Access, OpenAccess, Right
 from server.rpc.call_access import right_of_request
-from server.rpc.credentials import AllowedNames, ListenerTls, SecurityConfig, common_names
+from server.rpc.credentials import (
+    AllowedNames,
+    ListenerTls,
+    RefusedHandshakes,
+    SecurityConfig,
+    common_names,
+)
 from server.rpc.listener import client_address
 from sink.flight.tokens import tokens_of
 from storage.model.errors import TidemarkError, UnavailableError
@@ -171,6 +177,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], port: _Port) -> None:
         self.port = port
+        self.handshakes = RefusedHandshakes()
         self._lock = threading.Lock()
         self._connections = Counter[str]()
         super().__init__(address, _Handler)
@@ -238,7 +245,11 @@ class _Handler(BaseHTTPRequestHandler):
         tls = self.server.port.tls
         self.request.settimeout(REQUEST_SECONDS)
         if tls is not None and self.request.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE:
-            self.request = tls.context().wrap_socket(self.request, server_side=True)
+            try:
+                self.request = tls.context().wrap_socket(self.request, server_side=True)
+            except ssl.SSLError as err:
+                self.server.handshakes.add(err, client_address(self.client_address))
+                raise
         super().setup()
         self.rfile = io.BufferedReader(_Bounded(self.connection))
 

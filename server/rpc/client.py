@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from server.rpc.config import MAX_MESSAGE_BYTES
-from server.rpc.credentials import SecurityConfig, channel_credentials, client_tls
+from server.rpc.credentials import NOT_TLS, SecurityConfig, channel_credentials, client_tls
 from server.rpc.renewed_channel import RenewedChannel
 from sink.flight.tokens import read_token
 from storage.meta.client import EtcdMeta, open_meta
@@ -43,12 +43,6 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _FRAME_HEAD_BYTES = 9
 _SETTINGS_FRAME = 4
 _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
-_NOT_TLS = (
-    "WRONG_VERSION_NUMBER",
-    "HTTP_REQUEST",
-    "PACKET_LENGTH_TOO_LONG",
-    "RECORD_LAYER_FAILURE",
-)
 _ANSWER_BYTES = 64
 _ANSWER_S = 2.0
 
@@ -166,7 +160,7 @@ async def diagnose(address: str, security: SecurityConfig) -> str:
             f"{err.verify_message}"
         )
     except ssl.SSLError as err:
-        if err.reason in _NOT_TLS:
+        if err.reason in NOT_TLS:
             return (
                 f"{address} speaks no TLS, and this daemon has --ca-path, --cert-path or --key-path"
             )

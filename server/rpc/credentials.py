@@ -28,6 +28,17 @@ from server.rpc.reloaded import Reloaded
 from storage.model.errors import InvalidError
 
 _NAMES_LOGGED: Final = 256
+_HANDSHAKES_LOGGED: Final = 256
+NOT_TLS: Final = frozenset(
+    {
+        "WRONG_VERSION_NUMBER",
+        "HTTP_REQUEST",
+        "PACKET_LENGTH_TOO_LONG",
+        "RECORD_LAYER_FAILURE",
+        "BAD_RECORD_TYPE",
+    }
+)
+"""OpenSSL's reasons where the peer speaks something else."""
 _CHANNEL_FILES_MAX: Final = 64
 _SHOWN_MAX: Final = 256
 T = TypeVar("T")
@@ -36,6 +47,12 @@ _NAMES_REFUSED = Counter(
     "tidemark_rpc_names_refused_total",
     "Calls and requests refused because the client's certificate has a common name that is not in "
     "cert-allowed-cn",
+)
+_HANDSHAKES_REFUSED = Counter(
+    "tidemark_rpc_tls_handshakes_refused_total",
+    "TLS handshakes that failed, of the native gRPC engine and of HTTP ports, by reason: certificate, "
+    "no_certificate, not_tls, refused_by_client, other",
+    ["reason"],
 )
 _CERTIFICATE_RELOADS = Counter(
     "tidemark_rpc_certificate_reloads_total",
@@ -234,6 +251,36 @@ def reloaded_files(security: SecurityConfig, make: Callable[[], T]) -> Reloaded[
     """What `make` makes of the TLS files, made anew when they change; raises what `make` raises."""
     paths = [security.cert_path, security.key_path, security.ca_path]
     return Reloaded(paths, make, _CERTIFICATE_RELOADS, "the TLS certificate")
+
+
+class RefusedHandshakes:
+    """TLS handshakes of a listener that fail: counted, and logged once an address and reason."""
+
+    def __init__(self) -> None:
+        self._logged: set[tuple[str, str]] = set()
+
+    def add(self, err: ssl.SSLError, address: str) -> None:
+        """Note why the client at `address` (without its port) was not let in."""
+        if isinstance(err, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            return  # it went away, as port scans and probes do
+        kind, reason = _handshake_reason(err)
+        _HANDSHAKES_REFUSED.labels(kind).inc()
+        if (address, reason) not in self._logged and len(self._logged) < _HANDSHAKES_LOGGED:
+            self._logged.add((address, reason))
+            _log.warning("a client was refused at its TLS handshake", client=address, reason=reason)
+
+
+def _handshake_reason(err: ssl.SSLError) -> tuple[str, str]:
+    """What is counted, and what an operator is told."""
+    if isinstance(err, ssl.SSLCertVerificationError):
+        return "certificate", f"its certificate is not accepted: {err.verify_message}"
+    if err.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "no_certificate", "it shows no certificate; this port demands one (--ca-path)"
+    if err.reason in NOT_TLS:
+        return "not_tls", "it speaks no TLS, and this port does"
+    if err.reason and "ALERT" in err.reason:
+        return "refused_by_client", f"it does not accept this daemon's certificate: {err.reason}"
+    return "other", str(err.reason or err)
 
 
 class AllowedNames:

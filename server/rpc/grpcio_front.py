@@ -10,6 +10,7 @@ those that offer `h2` by ALPN, and not `http/1.1`, too.
 import asyncio
 import shutil
 import socket
+import ssl
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from pathlib import Path
 import structlog
 
 from server.rpc.config import Limits
-from server.rpc.credentials import ListenerTls
+from server.rpc.credentials import ListenerTls, RefusedHandshakes
 from server.rpc.http1 import Http1Connection, Http1Front, begins_like_http1
 from server.rpc.listener import REFUSED, Accepting, close_listener, open_listeners
 
@@ -42,6 +43,7 @@ class GrpcioFront:
         self._front = front
         self._tls = tls
         self._limits = limits
+        self._handshakes = RefusedHandshakes()
         self._directory = Path(tempfile.mkdtemp(prefix="tidemark-"))
         self._sockets: Sequence[socket.socket] = ()
         self._accepting: asyncio.Task[None] | None = None
@@ -83,21 +85,23 @@ class GrpcioFront:
             task.cancel()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _connect(self, accepted: socket.socket, _address: str) -> None:
+    def _connect(self, accepted: socket.socket, address: str) -> None:
         if len(self._tasks) >= self._limits.most_connections:
             REFUSED.inc()
             accepted.close()
             return
         assert self._group is not None
-        task = self._group.create_task(self._connected(accepted))
+        task = self._group.create_task(self._connected(accepted, address))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connected(self, accepted: socket.socket) -> None:
+    async def _connected(self, accepted: socket.socket, address: str) -> None:
         try:
             async with asyncio.timeout(_FIRST_BYTES_S):
                 http1 = await self._is_http1(accepted)
             await (self._answer(accepted) if http1 else self._splice(accepted))
+        except ssl.SSLError as err:
+            self._handshakes.add(err, address)
         except (OSError, TimeoutError) as err:
             _log.debug("a connection was not set up, or broke", reason=str(err))
         except Exception:  # noqa: BLE001 - an exception in a connection ends that connection only

@@ -11,6 +11,7 @@ whose connections all have calls is refused.
 import asyncio
 import heapq
 import socket
+import ssl
 import time
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -21,7 +22,7 @@ import structlog
 
 from server.rpc.call_access import CallAccess
 from server.rpc.config import METADATA_BYTES, PING_STRIKES, PINGS_PER_S, Limits
-from server.rpc.credentials import AllowedNames, ListenerTls
+from server.rpc.credentials import AllowedNames, ListenerTls, RefusedHandshakes
 from server.rpc.errors import StatusError, unknown
 from server.rpc.front import OverloadedError
 from server.rpc.http1 import Http1Front, ProtocolChoice
@@ -92,6 +93,7 @@ class NativeServer:
         self._accepting: asyncio.Task[None] | None = None
         self._links: set[Link] = set()
         self._admission = Admission(limits, self._links)
+        self._handshakes = RefusedHandshakes()
         self._calls = self._tasks = self._held = 0
         self._held_max = limits.held_bytes
         self._behind = self._buffered = 0
@@ -300,7 +302,7 @@ class NativeServer:
         self._admission.add(link, address)
         # A task only for the set-up: TLS may take seconds, and one slow client must not hold up the
         # next.
-        link.setting_up = self._group.create_task(self._connected(accepted, link))
+        link.setting_up = self._group.create_task(self._connected(accepted, link, address))
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
         """Say why, in plain text: over TLS it would cost a handshake."""
@@ -343,7 +345,7 @@ class NativeServer:
         link.closed.add_done_callback(lambda _: choice.abort())
         return choice
 
-    async def _connected(self, accepted: socket.socket, link: Link) -> None:
+    async def _connected(self, accepted: socket.socket, link: Link, address: str) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._protocol(link),
@@ -353,6 +355,8 @@ class NativeServer:
                 ssl_shutdown_timeout=_CLOSE_S if self._tls else None,
             )
             await link.closed
+        except ssl.SSLError as err:
+            self._handshakes.add(err, address)
         except OSError as err:
             _log.debug("a connection was not set up", reason=str(err))
         except Exception as err:  # noqa: BLE001 - the `ssl` module may fail on a certificate that OpenSSL accepted

@@ -30,8 +30,10 @@ class Certificates:
         (directory / "san").write_text("subjectAltName=IP:127.0.0.1\n")
         self.sign("node")
 
-    def sign(self, name: str, file: str = "") -> SecurityConfig:
-        """A new key and certificate with this common name, in files called `file`, else `name`."""
+    def sign(self, name: str, file: str = "", *, days: int = 2) -> SecurityConfig:
+        """A new key and certificate with this common name, in files called `file`, else `name`;
+        with `days` below 0 it has ended.
+        """
         file = file or name
         self._openssl(
             ["req", "-new", "-keyout", f"{file}.key", "-out", f"{file}.csr", "-subj", f"/CN={name}"]
@@ -39,7 +41,7 @@ class Certificates:
         self._openssl(
             [
                 *("x509", "-req", "-in", f"{file}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
-                *("-CAcreateserial", "-out", f"{file}.pem", "-days", "2", "-extfile", "san"),
+                *("-CAcreateserial", "-out", f"{file}.pem", "-days", str(days), "-extfile", "san"),
             ]
         )
         path = self.directory
