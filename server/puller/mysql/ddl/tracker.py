@@ -302,10 +302,13 @@ class _Alter:
                         generated=self._with_new_names(column.generated),
                     )
                 )
-            elif change.position is None:
+            else:
                 columns.append(made[id(change)])
+        # As the server does it: a column that moves is where it was until it is its turn, so that
+        # others can be placed behind it.
         for each in self._new:
             if each.position is not None:
+                columns = [column for column in columns if column is not made[id(each)]]
                 columns.insert(_place(columns, each.position), made[id(each)])
             elif isinstance(each, AddColumn):
                 columns.append(made[id(each)])

@@ -74,6 +74,10 @@ T = "id INT PRIMARY KEY, v INT, x INT, y INT"
         ("ALTER TABLE t DROP v, ADD z INT COMMENT 'rename column v to z'", {"id": 1, "x": 3, "y": 4, "z": 5}),
         ("ALTER TABLE t ADD a INT FIRST, ADD b INT AFTER a, MODIFY y INT AFTER b",
          {"a": 5, "b": 6, "y": 4, "id": 1, "v": 2, "x": 3}),
+        ("ALTER TABLE t MODIFY v INT AFTER x, MODIFY x INT FIRST", {"x": 3, "id": 1, "v": 2, "y": 4}),
+        ("ALTER TABLE t MODIFY v INT AFTER x, MODIFY x INT AFTER y", {"id": 1, "v": 2, "y": 4, "x": 3}),
+        ("ALTER TABLE t CHANGE v w INT AFTER z, CHANGE x z INT FIRST", {"z": 3, "id": 1, "w": 2, "y": 4}),
+        ("ALTER TABLE t ADD a INT AFTER v, MODIFY v INT FIRST", {"v": 2, "id": 1, "a": 5, "x": 3, "y": 4}),
     ],
 )  # fmt: skip
 def test_columns_keep_their_identity(statement: str, expected: dict[str, int]) -> None:
@@ -331,7 +335,8 @@ def test_ignore_takes_rows_away() -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    ["DROP nobody", "RENAME COLUMN nobody TO w", "MODIFY nobody INT", "ADD a INT AFTER nobody", "ADD v INT", "ADD IF NOT EXISTS v INT UNIQUE",
+    ["MODIFY v INT AFTER v", "MODIFY v INT AFTER w, ADD w INT", "CHANGE v w INT AFTER x, CHANGE x z INT FIRST",
+     "DROP nobody", "RENAME COLUMN nobody TO w", "MODIFY nobody INT", "ADD a INT AFTER nobody", "ADD v INT", "ADD IF NOT EXISTS v INT UNIQUE",
      "RENAME COLUMN v TO x", "ADD w VARCHAR(3) CHARSET klingon", "CONVERT TO CHARACTER SET DEFAULT",
      "ADD w BLOB COLLATE utf8mb4_bin", "ADD w VARBINARY(9) COLLATE latin1_bin", "MODIFY v BINARY(9) COLLATE latin1_bin",
      "CONVERT TO CHARACTER SET utf8mb4, ADD w VARCHAR(3) BINARY", "ADD w TEXT CHARSET latin1, CONVERT TO CHARACTER SET utf8mb4"],
