@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
+from prometheus_client import Counter
+
 from server.config import ConfigError
 from server.rpc.access_list import (
     Access,
@@ -46,6 +48,11 @@ from storage.tasks import beside
 
 _LOOK_EVERY_S: Final = 1.0
 _PORT_RETRY_S: Final = 0.02
+_TOKEN_RELOADS = Counter(
+    "tidemark_capture_token_reloads_total",
+    "Changes of the file of --flight-token-file: `ok` if it is used, `failed` if it cannot be",
+    ["outcome"],
+)
 
 
 class ClosableFeeds(Feeds, Protocol):
@@ -78,6 +85,22 @@ class KnownClients:
         return may_read
 
 
+class TokenFile:
+    """Implements `Readers` by the token of a file, which is read again when it changes; one that
+    cannot be used changes nothing, and the log says so.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Read it; raises TokenFileError."""
+        self._readers: Reloaded[OneToken] = Reloaded(
+            [path], lambda: OneToken(read_token(path)), _TOKEN_RELOADS, "the readers' token"
+        )
+
+    def admit(self, tokens: Sequence[bytes]) -> MayRead:
+        """See `Readers`."""
+        return self._readers.current().admit(tokens)
+
+
 def readers_of(access: Access, token_file: str) -> Readers | None:
     """Who may read over Flight: the clients of `access`, or whoever has the token of a file; None:
     everybody.
@@ -87,7 +110,7 @@ def readers_of(access: Access, token_file: str) -> Readers | None:
         TokenFileError: the file cannot be read, or holds no token.
     """
     if isinstance(access, OpenAccess):
-        return OneToken(read_token(token_file)) if token_file else None
+        return TokenFile(token_file) if token_file else None
     if token_file:
         raise ConfigError(
             "--access-file says who may read over Flight, so --flight-token-file is not for this "
