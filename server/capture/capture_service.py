@@ -131,7 +131,7 @@ def _tables_at(feed: Feed, record: CaptureRecord, *, own: bool) -> int:
     shares = int(feed.processor.has_share_at(record.id))
     if not feed.info.state.is_running:
         return shares
-    places = [feed.processor.locations(table.span) for table in feed.tables]
+    places = [feed.processor.places(table.span) for table in feed.tables]
     ends = f"://{record.flight_address}"
     tables = sum(
         any(each.endswith(ends) for each in place) or (own and not place) for place in places

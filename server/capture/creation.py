@@ -115,6 +115,8 @@ class NewChangefeed:
     """In what time the lake is compared with the source, again and again; 0: never."""
     retention: Retention = NOTHING_RETAINED
     """How much of what readers have acknowledged is kept."""
+    region_threshold: int = 0
+    """Tables of the cluster with so many regions are split over captures; 0: none is."""
     reader_ttl_s: int = 0
     """For how long a silent reader that has a name is held for; 0: the default."""
 
@@ -227,6 +229,7 @@ class NewChangefeed:
             retain_s=self.retention.age_s,
             retain_bytes=self.retention.size_bytes,
             reader_ttl_s=self.reader_ttl_s,
+            region_threshold=self.region_threshold,
         )
 
 

@@ -345,4 +345,5 @@ def _assignment(
         info.stop_ts,
         info.target_ts,
         keep_ts=checkpoint_ts if info.retention else 0,
+        region_threshold=info.region_threshold,
     )

@@ -133,6 +133,10 @@ class LocalProcessor(ProcessorPosition):
         """None but the capture's own."""
         return ()
 
+    def places(self, span: Span) -> tuple[str, ...]:  # noqa: ARG002 - all tables are here
+        """See `Processor.places`."""
+        return ()
+
     def worker_of(self, span: Span) -> str:  # noqa: ARG002 - all tables are here
         """See `Processor.worker_of`."""
         return ""

@@ -174,6 +174,10 @@ class Processor(Protocol):
         """Flight locations that serve a table's rows better than the capture's own."""
         ...
 
+    def places(self, span: Span) -> tuple[str, ...]:
+        """Flight locations of all that have rows of a table: several, if it is split."""
+        ...
+
     def worker_of(self, span: Span) -> str:
         """Which capture or worker process pulls and serves a table; empty: this process."""
         ...
@@ -256,6 +260,8 @@ class Assignment:
     """Whether somebody else tells how far schema changes are known:
     no further than the checkpoint at first.
     """
+    region_threshold: int = 0
+    """Tables with so many regions are split over the workers; 0: none is."""
 
 
 MakeProcessor: TypeAlias = Callable[[Assignment], Processor]

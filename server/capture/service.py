@@ -231,6 +231,7 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
         audit_s=request.audit_s,
         retention=Retention(request.retain_s, request.retain_bytes),
         reader_ttl_s=request.reader_ttl_s,
+        region_threshold=request.region_threshold,
     )
 
 
@@ -299,6 +300,7 @@ def changefeed_message(feed: Feed, maintainer: str = "") -> pb.Changefeed:
         routes=info.routes,
         salt_file=info.salt_file,
         zero_dates=info.zero_dates,
+        region_threshold=info.region_threshold,
         ignored_tables=info.ignored,
         schema_changes=_changes(feed),
         holding=_holding(feed),

@@ -164,6 +164,8 @@ class ChangefeedInfo:
     """The names of tables in the target, `server.changefeed.routes`."""
     salt_check: str = ""
     """By which the salt is known again."""
+    region_threshold: int = 0
+    """Tables with so many regions are split over captures; 0: none is."""
     zero_dates: str = NULL_DATES
     """How dates that no calendar has are shown, one of `storage.tidb.field_type.SHOWN_DATES`."""
     from_snapshot: bool = False
@@ -283,7 +285,7 @@ class ChangefeedInfo:
         # A capture of an earlier version refuses a record with a member that it does not know.
         # What asks for nothing is left out, so that both versions can own such a changefeed.
         optional = ("columns", "event_filters", "skipped", "audit_s", "epoch", "filter_update")
-        for member in (*optional, *_MASKING, *_READING):
+        for member in (*optional, "region_threshold", *_MASKING, *_READING):
             if not doc[member]:
                 del doc[member]
         if self.zero_dates == NULL_DATES:
@@ -306,7 +308,7 @@ class ChangefeedInfo:
                 map(EventFilter.from_document, doc.get("event_filters", ()))
             )
             doc["skipped"] = tuple(Skipped(**each) for each in doc.get("skipped", ()))
-            for member in ("audit_s", "epoch", *_READING):
+            for member in ("audit_s", "epoch", "region_threshold", *_READING):
                 doc[member] = int(doc.get(member, 0))
             if doc.get("filter_update") is not None:
                 doc["filter_update"] = FilterUpdate.from_document(doc["filter_update"])

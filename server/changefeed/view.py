@@ -50,6 +50,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
         | ({"audit_seconds": changefeed.audit_s} if changefeed.audit_s else {})
         | _event_filters(changefeed)
         | _masks(changefeed)
+        | _splitting(changefeed)
         | ({"routes": list(changefeed.routes)} if changefeed.routes else {})
         | _retention(changefeed)
         | _readers(changefeed)
@@ -441,6 +442,11 @@ def _event_filters(changefeed: pb.Changefeed) -> dict[str, Any]:
         for each in changefeed.event_filters
     ]
     return {"event_filters": filters} if filters else {}
+
+
+def _splitting(changefeed: pb.Changefeed) -> dict[str, Any]:
+    threshold = changefeed.region_threshold
+    return {"region_threshold": threshold} if threshold else {}
 
 
 def _masks(changefeed: pb.Changefeed) -> dict[str, Any]:

@@ -172,7 +172,8 @@ def _add_tables(create: argparse.ArgumentParser) -> None:
         default="",
         metavar="FILE",
         help="TOML file with TiCDC's keys: [filter] rules and event-filters, [sink] column-selectors, "
-        "ignore-ineligible-table, force-replicate, and [sink] dispatchers (target-schema, target-table), "
+        "ignore-ineligible-table, force-replicate, [scheduler] enable-table-across-nodes and region-threshold, and "
+        "[sink] dispatchers (target-schema, target-table), "
         "column-masks and salt-file; the rules of --filter, --columns, --mask and --route follow those of the file",
     )
     create.add_argument("--tables", help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
@@ -257,6 +258,7 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         retain_s=arguments.retain.age_s,
         retain_bytes=arguments.retain.size_bytes,
         reader_ttl_s=arguments.reader_ttl,
+        region_threshold=config.region_threshold if config else 0,
     )
     async with remote.capture() as channel:
         if is_dry:

@@ -46,9 +46,11 @@ _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "integrity.integrity_check_level": ("", "none"),
     "memory_quota": (0, 1 << 30),
     "mounter.worker_num": (0, 16),
-    "scheduler.enable_table_across_nodes": (False,),
+    "scheduler.write_key_threshold": (0,),
 }
 """Of TiCDC's replica_config: the values that ask for nothing, which are its defaults."""
+_REGION_THRESHOLD = 100_000
+"""TiCDC's default."""
 Check = Callable[[Any], bool]
 
 
@@ -196,6 +198,7 @@ def creation(body: bytes) -> pb.CreateChangefeedRequest:
             for table in tables
         ],
         ignore_ineligible_table=config.ignore_ineligible_table,
+        region_threshold=config.region_threshold,
     )
     members.check_empty()
     return request
@@ -217,6 +220,8 @@ class ReplicaConfig:
     """Of TiCDC's dispatchers the names of tables in the target."""
     ignore_ineligible_table: bool = False
     force_replicate: bool = False
+    region_threshold: int = 0
+    """Of the scheduler, where its `enable_table_across_nodes` is true."""
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "ReplicaConfig":
@@ -228,6 +233,11 @@ class ReplicaConfig:
         config = _Members(document, "replica_config.")
         chosen = _Members(config.take("filter", _is_object, default={}), "replica_config.filter.")
         sink = _Members(config.take("sink", _is_object, default={}), "replica_config.sink.")
+        scheduler = _Members(
+            config.take("scheduler", _is_object, default={}), "replica_config.scheduler."
+        )
+        splits = scheduler.take("enable_table_across_nodes", _is_flag, default=False)
+        regions = scheduler.take("region_threshold", _is_uint32, default=_REGION_THRESHOLD)
         parsed = cls(
             rules=chosen.take("rules", _is_texts, default=[]),
             columns=[
@@ -252,8 +262,10 @@ class ReplicaConfig:
             ],
             ignore_ineligible_table=config.take("ignore_ineligible_table", _is_flag, default=False),
             force_replicate=config.take("force_replicate", _is_flag, default=False),
+            region_threshold=max(regions, 1) if splits else 0,
         )
-        _check_idle(config.left | {"filter": chosen.left, "sink": sink.left})
+        left = {"filter": chosen.left, "sink": sink.left, "scheduler": scheduler.left}
+        _check_idle(config.left | left)
         return parsed
 
     def new_rules(self, now: pb.Changefeed) -> Sequence[str]:
@@ -271,6 +283,7 @@ class ReplicaConfig:
             self.salt_file and self.salt_file != now.salt_file,
             self.force_replicate and not takes_keyless(now.source_uri),
             self.ignore_ineligible_table and not now.ignore_ineligible_table,
+            self.region_threshold and self.region_threshold != now.region_threshold,
         )
         if any(others):
             raise ParameterError(

@@ -203,6 +203,13 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
                 "description": "of mask.hash.SHA-256: the file of the salt, on every capture",
             },
         ),
+        scheduler=_object(
+            enable_table_across_nodes={
+                "type": "boolean",
+                "description": "split tables with region_threshold regions or more over captures",
+            },
+            region_threshold={"type": "integer", "description": "100000 if it is left out"},
+        ),
         ignore_ineligible_table=_FLAG,
         force_replicate=_FLAG,
     ),

@@ -15,9 +15,11 @@ from server.dump.puller import Dump, DumpingPuller
 from server.puller.source import Catalog, Puller, Rows, SourceContext
 from server.puller.tidb.cluster import ClusterTables
 from server.puller.tidb.partitioned_puller import PartitionedPuller, without_empty_deletes
+from server.puller.tidb.parts import WithinPart, regions_within
 from server.puller.tidb.schema_puller import SchemaPuller
-from server.puller.tidb.table import part_spans, reread_of
+from server.puller.tidb.table import can_split, part, part_of, part_spans, reread_of
 from server.puller.tikv.puller import TablePuller, Upstream
+from storage.model.span import Span
 
 
 class TidbSource(ClusterTables):
@@ -61,6 +63,18 @@ class TidbSource(ClusterTables):
         """See `server.dump.cluster.chunks.Dumpable`."""
         return self._chunks
 
+    def can_split(self, table: SourceTable) -> bool:
+        """See `server.puller.splitting.Splittable.can_split`."""
+        return can_split(table)
+
+    async def regions(self, start_key: bytes, end_key: bytes) -> Sequence[bytes]:
+        """See `Splittable.regions`."""
+        return await regions_within(self._context.pd, start_key, end_key)
+
+    def part(self, table: SourceTable, span: Span) -> SourceTable:
+        """See `Splittable.part`."""
+        return part(table, span)
+
     def dump(self, chunks: Chunks) -> Dump | None:
         """See `Dumpable.dump`."""
         if self._context.meta is None or not self._changefeed:
@@ -81,9 +95,10 @@ class TidbSource(ClusterTables):
     ) -> Puller:
         if part_spans(table.record) or reread_of(table.record).ts:
             return PartitionedPuller(table, start_ts, upstream, rows, self._schemas)
-        return TablePuller(
-            table.span, start_ts, upstream, without_empty_deletes(table.record, rows)
-        )
+        sorter = without_empty_deletes(table.record, rows)
+        if part_of(table.record) is not None:
+            sorter = WithinPart(table.span, sorter)
+        return TablePuller(table.span, start_ts, upstream, sorter)
 
 
 def tidb_source(changefeed: str, uri: SourceUri, context: SourceContext) -> TidbSource:

@@ -6,7 +6,8 @@ A changefeed whose only share runs in this process asks its sink as if there wer
 Invariant of the sink: what is answered here is what one sink manager with all tables would answer,
 at some moment not long ago: a share's positions are known a little late, and positions only move
 forward. So resolved_ts is the least of the shares', a cut is chosen over the rows of all, and an
-acknowledgement goes to all.
+acknowledgement goes to all. A table that is split (docs/design/0037) is asked of the shares that
+have its parts, and answered as a whole (`merging`).
 
 A schema change is sent to the shares that have its tables. A span stays with its worker whatever it
 is called; a name may go from one worker to another, when its table gets a new span. So each worker
@@ -18,10 +19,10 @@ The capture runs the dump's job; the workers that pull the tables read and add t
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -31,29 +32,91 @@ from server.capture.cut import combined_cut
 from server.capture.processor import Sink
 from server.capture.traffic import Traffic
 from server.capture.worker import wire
+from server.capture.worker.merging import joined, merged
 from server.capture.worker.placement import TablePlacement
 from server.capture.worker.pool import Worker
 from server.capture.worker.share import Share, WorkerShare
+from server.capture.worker.splitting import Splitting
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import (
     Page,
+    PageRead,
     Pulled,
     RoundRead,
     TableAwayError,
 )
 from server.puller.source import TableChange
+from server.puller.splitting import Splittable
 from sink.cut import Bounds, Slice
 from sink.errors import AckAboveResolvedError
+from sink.mounts import coalesce
+from sink.table_sink import READ_BYTES
 from sink.versions import Ddl
 from sorter.errors import RangeCleanedError, TableNotFoundError
 from storage.model.errors import TidemarkError
-from storage.model.span import Span
+from storage.model.span import KeyRange, Span
 from storage.model.ts import MAX_TS
 
 _BARRIER_EVERY_S = 0.05
 _DELIVERED_EVERY_S = 0.1
+_NO_ROWS = PageRead(0, 0, b"", ends=True, seconds=0.0)
 T = TypeVar("T")
 K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which share is asked of which table, at one moment."""
+
+    owners: Mapping[Span, Share]
+    """Of parts of tables, too."""
+    parts: Mapping[Span, tuple[Span, ...]] = field(default_factory=dict)
+    """Of tables that are split, in the order of their keys."""
+    whole_of: Mapping[Span, Span] = field(default_factory=dict)
+    unasked: frozenset[Span] = frozenset()
+    """What shares may have that nobody is to ask: parts to come, and what parts have replaced."""
+
+    def of(self, span: Span) -> tuple[Span, ...]:
+        """What shares have of a table: its parts, or itself."""
+        return self.parts.get(span, (span,))
+
+    def owner(self, span: Span) -> Share:
+        """Who has a table or part; raises TableNotFoundError."""
+        share = self.owners.get(span)
+        if share is None:
+            raise TableNotFoundError(
+                f"table {span.table_id} is not in this changefeed; see describe"
+            )
+        return share
+
+    def is_asked(self, span: Span, share: Share) -> bool:
+        """Whether what the share says of the table counts: while a table moves two shares have it,
+        and one that has just begun may not be known here yet.
+        """
+        return span not in self.unasked and self.owners.get(span, share) is share
+
+    def by_share(self, spans: Sequence[Span]) -> dict[Share, list[Span]]:
+        """The tables, as parts where they are split, by who has them."""
+        asked: dict[Share, list[Span]] = {}
+        for span in spans:
+            for part in self.of(span):
+                asked.setdefault(self.owner(part), []).append(part)
+        return asked
+
+    def expecting(self, spans: Iterable[Span]) -> "_Layout":
+        return replace(self, unasked=self.unasked | {*spans} - self.owners.keys())
+
+    def reshaped(self, whole: Span, shape: Mapping[Span, Share]) -> "_Layout":
+        """The table consists of these now."""
+        before = self.of(whole)
+        owners = {span: share for span, share in self.owners.items() if span not in before}
+        parts = {span: each for span, each in self.parts.items() if span != whole}
+        whole_of = {span: each for span, each in self.whole_of.items() if each != whole}
+        if {*shape} != {whole}:
+            parts[whole] = tuple(shape)
+            whole_of |= dict.fromkeys(shape, whole)
+        unasked = (self.unasked | {*before}) - shape.keys()
+        return _Layout(owners | {**shape}, parts, whole_of, unasked)
 
 
 class CombinedSink:
@@ -65,12 +128,14 @@ class CombinedSink:
         """`executor` asks shares at the same time; `others` are those without tables at the
         start.
         """
-        self._owners = dict(owners)
-        self._shares = list(dict.fromkeys((*self._owners.values(), *others)))
+        self._layout = _Layout(dict(owners))
+        self._shares = list(dict.fromkeys((*owners.values(), *others)))
         self._executor = executor
         self._moved = threading.Condition()
         self._moves = 0
-        """How often tables went from one share to another, and shares without tables away."""
+        """How often tables went from one share to another, or were split or put together, and
+        shares without tables went away.
+        """
         self.keep_ts = 0
         """What is acknowledged is kept above it; 0: it is not kept."""
         self._held_ts = MAX_TS
@@ -80,7 +145,7 @@ class CombinedSink:
 
     def adopt(self, span: Span, share: Share) -> None:
         """A table has begun."""
-        self._owners[span] = share
+        self._layout = replace(self._layout, owners={**self._layout.owners, span: share})
 
     @contextmanager
     def holding(self) -> Iterator[int]:
@@ -109,14 +174,29 @@ class CombinedSink:
 
     def move(self, spans: Iterable[Span], share: Share) -> None:
         """Tables are asked of that share from now on: both shares have them, and count them."""
-        # A copy: a plan under way must ask one share of each table, by the owners of before or of
-        # after. By those of before it sees that there was a move, and is made again.
-        self._owners = self._owners | dict.fromkeys(spans, share)
+        # Another layout: a plan under way must ask one share of each table, by the one of before or
+        # of after. By that of before it sees that there was a move, and is made again.
+        owners = {**self._layout.owners, **dict.fromkeys(spans, share)}
+        self._layout = replace(self._layout, owners=owners)
+        self._moves += 1
+
+    def expect(self, spans: Iterable[Span]) -> None:
+        """Shares are to have these, and nobody asks for them until `reshape`."""
+        self._layout = self._layout.expecting(spans)
+
+    def reshape(self, whole: Span, shape: Mapping[Span, Share]) -> None:
+        """A table consists of these parts from now on, in the order of their keys, or is one again:
+        their shares have them, and count them. What it was before is not asked for any more.
+        """
+        self._layout = self._layout.reshaped(whole, shape)
         self._moves += 1
 
     def is_with(self, share: Share, span: Span) -> bool:
-        """Whether a table, also one that has ended, is asked of that share."""
-        return self._owners.get(span) is share
+        """Whether a table, also one that has ended, is asked of that share, if only a part of
+        it.
+        """
+        layout = self._layout
+        return any(layout.owners.get(part) is share for part in layout.of(span))
 
     def notify(self) -> None:
         """A share has moved: look again."""
@@ -126,13 +206,13 @@ class CombinedSink:
     def resolved_ts(self, span: Span | None = None) -> int:
         """See `Sink.resolved_ts`."""
         if span is not None:
-            return self._owner(span).resolved_ts(span)
+            return min(share.resolved_ts(part) for part, share in self._owned(span))
         return min(self._held_ts, *(share.resolved_ts() for share in self._shares))
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
         """See `Sink.checkpoint_ts`."""
         if span is not None:
-            return self._owner(span).checkpoint_ts(span)
+            return min(share.checkpoint_ts(part) for part, share in self._owned(span))
         return min(share.checkpoint_ts() for share in self._shares)
 
     def wait_resolved(self, after_ts: int, timeout_s: float, span: Span | None = None) -> int:
@@ -157,7 +237,7 @@ class CombinedSink:
         after `server.capture.cut.COMMITS_MAX` commit_ts.
         """
         if span is not None:
-            return self._owner(span).cut(start_ts, max_rows, max_bytes, span)
+            return self._cut_of_table(start_ts, Bounds(max_rows, max_bytes), span)
         self._check_kept(start_ts)
         if (only := self._only_sink()) is not None:
             return only.cut(start_ts, max_rows, max_bytes)
@@ -182,9 +262,9 @@ class CombinedSink:
     ) -> list[Slice]:
         """See `Sink.plan_tables`; the tables of one share follow one another."""
         while True:
-            moves, owners = self._moves, self._owners
+            moves, layout = self._moves, self._layout
             try:
-                slices = self._plan(owners, spans, start_ts, end_ts, slice_bytes)
+                slices = self._plan(layout, spans, (start_ts, end_ts), slice_bytes)
             except TidemarkError:
                 if moves == self._moves:
                     raise
@@ -195,33 +275,55 @@ class CombinedSink:
 
     def _plan(
         self,
-        owners: Mapping[Span, Share],
+        layout: _Layout,
         spans: Sequence[Span] | None,
-        start_ts: int,
-        end_ts: int,
+        bounds: tuple[int, int],
         slice_bytes: int | None,
     ) -> list[Slice]:
+        asked: Sequence[tuple[Share, list[Span] | None]]
         if spans is None:
-            self._check_kept(start_ts)
-        by_share: dict[Share, list[Span] | None] = (
-            dict.fromkeys(self._shares) if spans is None else _by_share(owners, spans)
-        )
-        parts = self._map(
+            self._check_kept(bounds[0])
+            asked = [(share, None) for share in self._shares]
+        else:
+            asked = list(layout.by_share(spans).items())
+        answers = self._map(
             lambda pair: [
-                # While a table moves two shares have it.
                 part
-                for part in pair[0].plan_tables(pair[1], start_ts, end_ts, slice_bytes)
-                if owners.get(part.span, pair[0]) is pair[0]
+                for part in pair[0].plan_tables(pair[1], *bounds, slice_bytes)
+                if layout.is_asked(part.span, pair[0])
             ],
-            list(by_share.items()),
+            asked,
         )
-        return list(itertools.chain.from_iterable(parts))
+        slices, of_split = [], dict[Span, list[Slice]]()
+        for part in itertools.chain.from_iterable(answers):
+            if (whole := layout.whole_of.get(part.span)) is None:
+                slices.append(part)
+            else:
+                of_split.setdefault(whole, []).append(part)
+        for whole, parts in of_split.items():
+            slices += joined(whole, parts, bounds, slice_bytes)
+        return slices
+
+    def _cut_of_table(self, start_ts: int, bounds: Bounds, span: Span) -> int:
+        owned = self._owned(span)
+        # Of a split table each part gets an equal part of what fits: the least of their ends then
+        # fits for all. It holds a commit_ts at least, as the end of each part does.
+        rows, size = (
+            None if limit is None else max(limit // len(owned), min(limit, 1))
+            for limit in (bounds.max_rows, bounds.max_bytes)
+        )
+        return min(share.cut(start_ts, rows, size, part) for part, share in owned)
 
     def read(
         self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """See `Sink.read`."""
-        return self._owner(span).read(span, start_ts, end_ts, before=before)
+        """See `Sink.read`; of a table that is split, the rows of its parts in the order that they
+        have in the whole.
+        """
+        parts = [
+            share.read(part, start_ts, end_ts, before=before) for part, share in self._owned(span)
+        ]
+        return parts[0] if len(parts) == 1 else coalesce(merged(parts), READ_BYTES)
 
     def ack(self, ts: int, span: Span | None = None) -> int:
         """See `Sink.ack`.
@@ -240,7 +342,7 @@ class CombinedSink:
                 "restart, try again when they have been pulled again"
             )
         if span is not None:
-            return self._owner(span).ack(ts, span)
+            return min(share.ack(ts, part) for part, share in self._owned(span))
         return min(self._ask_all(lambda share: share.ack(ts)))
 
     def keep_above(self, ts: int) -> None:
@@ -279,23 +381,10 @@ class CombinedSink:
         shares = self._shares
         return shares[0].local_sink if len(shares) == 1 and self._held_ts == MAX_TS else None
 
-    def _owner(self, span: Span) -> Share:
-        return _owner(self._owners, span)
-
-
-def _by_share(
-    owners: Mapping[Span, Share], spans: Sequence[Span]
-) -> dict[Share, list[Span] | None]:
-    owner_of = {span: _owner(owners, span) for span in spans}
-    shares = dict.fromkeys(owner_of.values())
-    return {share: [span for span in spans if owner_of[span] is share] for share in shares}
-
-
-def _owner(owners: Mapping[Span, Share], span: Span) -> Share:
-    share = owners.get(span)
-    if share is None:
-        raise TableNotFoundError(f"table {span.table_id} is not in this changefeed; see describe")
-    return share
+    def _owned(self, span: Span) -> list[tuple[Span, Share]]:
+        """A table's parts, or itself, each with who has it."""
+        layout = self._layout
+        return [(part, layout.owner(part)) for part in layout.of(span)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,9 +398,16 @@ class SharedTables:
     sink: CombinedSink
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a schema change is sent to the shares, and while a table goes over."""
+    splitting: Splitting | None = None
+    """Set where tables may be split."""
+
+    def placed(self, table: SourceTable) -> list[tuple[SourceTable, Worker]]:
+        """See `placed_of`."""
+        source = self.splitting.source if self.splitting else None
+        return placed_of(self.placement, source, table)
 
     def traffic(self) -> dict[Span, Traffic]:
-        """How much tables change, as the workers say that have them."""
+        """How much tables, and parts of tables, change, as the workers say that have them."""
         return {
             span: each
             for worker, share in self.shares.items()
@@ -333,7 +429,7 @@ class SchemaChangeRouter:
         tables = self._tables
         # A table that went to another worker between the look and the call would not be changed.
         async with tables.changing:
-            changes = changes_by_worker(tables.catalog, ddl, tables.placement.worker)
+            changes = changes_by_worker(tables.catalog, ddl, tables.placed)
             for worker, change in changes.items():
                 share = tables.shares[worker]
                 # Readers find a table here only when its worker has it.
@@ -374,16 +470,34 @@ class SchemaChangeRouter:
                 raise
 
 
+def placed_of(
+    placement: TablePlacement[Worker], source: Splittable | None, table: SourceTable
+) -> list[tuple[SourceTable, Worker]]:
+    """A table, or the parts that it is split into as its workers know them, each with its worker;
+    a table that was not known gets one.
+    """
+    spans = placement.parts(table.span)
+    if source is None or spans == (table.span,):
+        return [(table, placement.worker(table.span))]
+    return [(source.part(table, span), placement.worker(span)) for span in spans]
+
+
 def changes_by_worker(
-    catalog: FeedCatalog, ddl: Ddl, owner: Callable[[Span], Worker]
+    catalog: FeedCatalog,
+    ddl: Ddl,
+    placed: Callable[[SourceTable], Iterable[tuple[SourceTable, Worker]]],
 ) -> dict[Worker, TableChange]:
     """A change that is in force in `catalog`, as it is sent to the workers concerned."""
     parts: dict[Worker, _ChangePart] = {}
     for versions in catalog.versions.spans_of(ddl):
-        part = parts.setdefault(owner(versions[0].span), _ChangePart())
-        # A worker's catalog is told a change as ours was, by the source's names.
-        part.ended |= {catalog.of(version).name for version in versions if version.to_ts == ddl.ts}
-        part.begun += [catalog.of(version) for version in versions if version.from_ts == ddl.ts]
+        for version in versions:
+            # A worker's catalog is told a change as ours was, by the source's names.
+            for table, worker in placed(catalog.of(version)):
+                part = parts.setdefault(worker, _ChangePart())
+                if version.to_ts == ddl.ts:
+                    part.ended.add(table.name)
+                if version.from_ts == ddl.ts:
+                    part.begun.append(table)
     truncated = catalog.source_names(ddl.truncated, ddl.ts)
     return {worker: part.change(ddl, truncated) for worker, part in parts.items()}
 
@@ -416,25 +530,88 @@ class WorkerChunks:
         """See `Chunks.tables`."""
         pulled: dict[int, Pulled] = {}
         for table in self._tables.catalog.tables:
-            worker = self._tables.placement.worker(table.span)
-            share = self._tables.shares[worker]
-            generation = (worker.name, share.ends, table.span)
+            spans = self._spans(table)
             try:
-                resolved_ts = share.resolved_ts(table.span)
-            except TableNotFoundError:  # the change that brings it is on its way to the share
-                continue
+                generation = tuple(map(self._generation, spans))
+                resolved_ts = min(self._share_of(span)[1].resolved_ts(span) for span in spans)
+            except (TableAwayError, TableNotFoundError):
+                continue  # the change that brings it is on its way to the share
             pulled[table.span.table_id] = Pulled(table, generation, resolved_ts)
         return pulled
 
     async def read(self, table_id: int, pages: Sequence[Page]) -> RoundRead:
-        """See `Chunks.read`."""
+        """See `Chunks.read`; of a table that is split one part is read after the other."""
         table = next(
             (each for each in self._tables.catalog.tables if each.span.table_id == table_id), None
         )
         if table is None:
             raise TableAwayError(f"table {table_id} is gone")
-        worker = self._tables.placement.worker(table.span)
-        share = self._tables.shares[worker]
-        answer = await asyncio.to_thread(share.dump, table_id, list(map(wire.page_message, pages)))
-        generation = (worker.name, answer.ends, table.span)
+        spans = self._spans(table)
+        generation: dict[Span, Hashable] = {span: self._generation(span) for span in spans}
+        ts, read = 0, list[PageRead | None]([None] * len(pages))
+        for span in spans:
+            asked = {
+                number: part
+                for number, page in enumerate(pages)
+                if (part := _within(page, read[number], span if len(spans) > 1 else None))
+            }
+            if not asked:
+                continue
+            answer = await self._read(span, list(asked.values()))
+            ts, generation[span] = max(ts, answer.ts), answer.generation
+            for number, page_read in zip(asked, answer.pages, strict=True):
+                read[number] = _continued(read[number], page_read)
+        # Whoever asked compares it: with other parts meanwhile, all of it is read again.
+        parts = tuple(generation[span] for span in spans)
+        return RoundRead(ts, parts, tuple(page or _NO_ROWS for page in read))
+
+    async def _read(self, span: Span, pages: Sequence[Page]) -> RoundRead:
+        worker, share = self._share_of(span)
+        messages = list(map(wire.page_message, pages))
+        answer = await asyncio.to_thread(share.dump, span, messages)
+        generation = (worker.name, answer.ends, span)
         return RoundRead(answer.ts, generation, tuple(map(wire.dumped_page_of, answer.pages)))
+
+    def _spans(self, table: SourceTable) -> tuple[Span, ...]:
+        placement = self._tables.placement
+        spans = placement.parts(table.span)
+        if spans == (table.span,):
+            placement.worker(table.span)  # one that has just come is placed here
+        return spans
+
+    def _share_of(self, span: Span) -> tuple[Worker, WorkerShare]:
+        worker = self._tables.placement.find(span)
+        if worker is None:
+            raise TableAwayError(
+                f"table {span.table_id} is being split, put together or begun; its chunk is read "
+                "later"
+            )
+        return worker, self._tables.shares[worker]
+
+    def _generation(self, span: Span) -> tuple[str, int, Span]:
+        worker, share = self._share_of(span)
+        return worker.name, share.ends, span
+
+
+def _within(page: Page, read: PageRead | None, span: Span | None) -> Page | None:
+    """What of a page is to be read of one part (None: of the whole table), behind what was read of
+    the parts in front of it; None: nothing.
+    """
+    if span is None:
+        return page
+    keys = KeyRange(span.start_key, span.end_key).clip(KeyRange(page.begin, page.end))
+    limit = page.limit - (read.rows if read else 0)
+    return Page(keys.start_key, keys.end_key, limit) if keys and limit > 0 else None
+
+
+def _continued(read: PageRead | None, more: PageRead) -> PageRead:
+    """A page of which a further part was read: it ends where all of its parts do."""
+    if read is None:
+        return more
+    return PageRead(
+        read.rows + more.rows,
+        read.size_bytes + more.size_bytes,
+        more.last or read.last,
+        more.ends,
+        read.seconds + more.seconds,
+    )

@@ -213,11 +213,9 @@ class LocalShare:
             self._to_end(hosted.processor.release(span), timeout_s)
             self.tables.pop(span, None)
 
-    def dump(self, table_id: int, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
+    def dump(self, span: Span, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
         """See `WorkerShare.dump`."""
-        request = pb.DumpTableRequest(
-            changefeed=self._start.changefeed, table_id=table_id, pages=pages
-        )
+        request = wire.dump_request(self._start.changefeed, span, pages)
         return self._to_end(round_of(self._host, self._running(), request))
 
     def blockers(self, limit: int, *, with_locks: bool) -> list[capture_pb2.TableBlockers]:

@@ -10,6 +10,9 @@ has far more to do than its part (`_UNEVEN`), and then until it has not; and whe
 one such division each table moves once at most, and one that moved lately does not move again
 because of its weight. Where somebody has moved a table, none moves until workers come or go.
 
+A table that is split (`splitting`) moves part by part. It is split, and put together again, by the
+same steps: several workers may have what is new then, and several what was before.
+
 A table moves only when it had one schema since before the checkpoint: the second worker begins with
 one. One whose schema changes meanwhile stays, and is tried again when that is acknowledged.
 """
@@ -35,6 +38,7 @@ from sorter.errors import TableNotFoundError
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
+from storage.tasks import together
 
 _LOOK_EVERY_S: Final = 0.5
 _SETTLED_S: Final = 2.0
@@ -48,6 +52,8 @@ _AGAIN_S: Final = 10.0
 _UNDO_S: Final = 3.0
 _WEIGH_EVERY_S: Final = 60.0
 """As long as the memory of what tables change."""
+_SPLIT_EVERY_S: Final = 600.0
+"""Tables grow slowly, and the coordinator is asked for all their regions."""
 _REST_S: Final = 300.0
 """So long a table stays that has moved, whatever it weighs."""
 _UNEVEN: Final = 0.3
@@ -98,7 +104,7 @@ class TableMover:
 
     async def _keep_balanced(self, workers: Callable[[], Sequence[Worker]], shares: Shares) -> None:
         loop, since_s = asyncio.get_running_loop(), 0.0
-        weighed_s = loop.time()
+        weighed_s = split_s = loop.time()
         names: set[str] = set()
         # What the run began with is even, and what somebody moved stays: until workers come or go.
         balanced = {worker.name for worker in self._tables.placement.workers}
@@ -111,11 +117,15 @@ class TableMover:
             if not there or not is_settled:
                 continue
             if names == balanced:
+                if loop.time() >= split_s + _SPLIT_EVERY_S:
+                    await self._split(list(there.values()))
+                    split_s = loop.time()
                 if loop.time() >= weighed_s + _WEIGH_EVERY_S:
                     await self._weigh(list(there.values()))
                     weighed_s = loop.time()
             elif await self._balance(there, shares):
                 balanced, weighed_s = names, loop.time()
+                split_s = weighed_s
 
     async def move(self, span: Span, target: Worker) -> None:
         """Move one table, as somebody asks for it; returns when it has moved.
@@ -138,6 +148,11 @@ class TableMover:
     async def _move(self, span: Span, target: Worker) -> None:
         async with self._moving:
             # Looked up only now: the move that was waited for may have taken the table elsewhere.
+            if self._tables.placement.parts(span) != (span,):
+                raise TableMoveError(
+                    f"table {span.table_id} is split over several captures: the owner divides its "
+                    "parts among them (docs/operations.md)"
+                )
             source = self._tables.placement.worker(span)
             if target not in self._tables.shares:
                 raise TableMoveError(f"{target.name} has left the changefeed; see `capture list`")
@@ -171,6 +186,7 @@ class TableMover:
         for name in there.keys() - names:
             await self._join(there[name], shares)
         staying = [worker for worker in placement.workers if worker.name in there]
+        has_split = await self._split(staying)
         division = await self._division(0.0)
         while await self._step(staying, division):
             pass
@@ -188,7 +204,33 @@ class TableMover:
                         changefeed=self._tables.changefeed,
                         worker=worker.name,
                     )
-            return await _next(division, placement.tables(), staying, lambda _: True) is None
+            is_even = await _next(division, placement.tables(), staying, lambda _: True) is None
+            return has_split and is_even
+
+    async def _split(self, staying: Sequence[Worker]) -> bool:
+        """Split tables over these workers, and put others together, as they should be; whether that
+        is done: some may have to wait.
+        """
+        splitting = self._tables.splitting
+        if splitting is None:
+            return True
+        done = True
+        for whole, shape in await splitting.shapes(staying):
+            try:
+                async with self._moving:
+                    done &= await self._reshaped(whole, shape)
+            except TidemarkError as err:
+                done = False
+                _log.warning(
+                    "a table is not split, or put together, for now",
+                    changefeed=self._tables.changefeed,
+                    table_id=whole.table_id,
+                    parts=len(shape),
+                    error=str(err),
+                )
+        if not done:
+            await asyncio.sleep(_AGAIN_S)
+        return done
 
     def _forget_ended(self) -> None:
         """Tables that have ended are divided no more."""
@@ -221,7 +263,8 @@ class TableMover:
         """Weights as they are now: that they change meanwhile must not move tables to and fro."""
         traffic = await asyncio.to_thread(self._tables.traffic)
         count = sum(map(len, self._tables.placement.tables().values()))
-        return _Division(Balance(weights(count, traffic), slack))
+        placement = self._tables.placement
+        return _Division(Balance(weights(count, traffic), slack), placement.is_apart)
 
     def _resting(self) -> set[Span]:
         """The tables that moved lately."""
@@ -268,14 +311,35 @@ class TableMover:
         return bool(self._movable([span]))
 
     def _movable(self, spans: Iterable[Span]) -> dict[Span, tuple[SourceTable, int]]:
-        """Those of the tables that can move now, each with when its schema came in force."""
-        catalog, checkpoint_ts = self._tables.catalog, self._tables.sink.checkpoint_ts()
-        newest = (catalog.versions.of_span(span, MAX_TS - 1) for span in spans)
-        return {
-            version.span: (catalog.of(version), version.from_ts)
-            for version in newest
-            if version is not None and _has_one_schema(catalog.versions, version, checkpoint_ts)
-        }
+        """Those of the tables, and parts of tables, that can move now, each with when its schema
+        came in force.
+        """
+        movable: dict[Span, tuple[SourceTable, int]] = {}
+        for span in spans:
+            whole = self._movable_version(self._tables.placement.whole(span))
+            if whole is not None:
+                movable[span] = self._known_as(span, whole)
+        return movable
+
+    def _movable_version(self, span: Span) -> Version | None:
+        """The version of a whole table, if it can move now."""
+        versions, checkpoint_ts = self._tables.catalog.versions, self._tables.sink.checkpoint_ts()
+        newest = versions.of_span(span, MAX_TS - 1)
+        if newest is None or not _has_one_schema(versions, newest, checkpoint_ts):
+            return None
+        return newest
+
+    def _check_same(self, whole: Span, version: Version) -> None:
+        """Raises TableMoveError: the table has another version by now."""
+        if self._movable_version(whole) is not version:
+            raise TableMoveError(f"the schema of table {whole.table_id} has changed meanwhile")
+
+    def _known_as(self, span: Span, version: Version) -> tuple[SourceTable, int]:
+        """A table, or a part of it, as a worker has it."""
+        table, splitting = self._tables.catalog.of(version), self._tables.splitting
+        if span != table.span and splitting is not None:
+            table = splitting.source.part(table, span)
+        return table, version.from_ts
 
     async def _moved(self, move: Move[Worker]) -> tuple[Span, ...]:
         """Carry out a move, under the lock; the tables that have moved, which may be none."""
@@ -307,6 +371,79 @@ class TableMover:
             target=move.target.name,
         )
         return moved
+
+    async def _reshaped(self, whole: Span, shape: Mapping[Span, Worker]) -> bool:
+        """Let a table consist of other parts, or of itself, under the lock; False: it cannot now.
+
+        Raises:
+            TidemarkError: it is what it was.
+        """
+        placement, sink, shares = self._tables.placement, self._tables.sink, self._tables.shares
+        version = self._movable_version(whole)
+        if version is None:
+            return False
+        before = {
+            span: shares[worker]
+            for span in placement.parts(whole)
+            if (worker := placement.find(span)) is not None
+        }
+        if len(before) < len(placement.parts(whole)):
+            return False  # it is only just beginning
+        # A part that stays the same stays where it is.
+        after = {span: before.get(span, shares[worker]) for span, worker in shape.items()}
+        new = {span: share for span, share in after.items() if span not in before}
+        # Before they are anywhere: a plan over all tables would take their rows twice.
+        sink.expect(new)
+        try:
+            await together(
+                self._catch_up({span: self._known_as(span, version)}, share)
+                for span, share in new.items()
+            )
+            async with self._tables.changing:
+                self._check_same(whole, version)
+                checkpoint_ts = sink.checkpoint_ts(whole)
+                for span, share in new.items():
+                    await asyncio.to_thread(share.count, {span: checkpoint_ts})
+                placement.reshape(whole, shape)
+                sink.reshape(whole, after)
+        except BaseException:
+            for span, share in new.items():
+                with suppress(TidemarkError):
+                    await asyncio.to_thread(share.remove, [span], _UNDO_S)
+            raise
+        gone = {span: share for span, share in before.items() if span not in after}
+        await self._replaced(whole, gone, new)
+        _log.info(
+            "table split" if len(shape) > 1 else "table put together",
+            changefeed=self._tables.changefeed,
+            table_id=whole.table_id,
+            parts=len(shape),
+        )
+        return True
+
+    async def _replaced(
+        self, whole: Span, before: Mapping[Span, MovableShare], after: Mapping[Span, MovableShare]
+    ) -> None:
+        """Let the workers have no more what a table consisted of."""
+        now_s = asyncio.get_running_loop().time()
+        self._moved_s |= dict.fromkeys(after, now_s)
+        try:
+            # A reader may have acknowledged the table by itself until it went over.
+            checkpoint_ts = min(
+                (share.checkpoint_ts(span) for span, share in before.items()), default=0
+            )
+            for span, share in after.items():
+                if checkpoint_ts > share.checkpoint_ts(span):
+                    await asyncio.to_thread(share.ack, checkpoint_ts, span)
+            for span, share in before.items():
+                await asyncio.to_thread(share.remove, [span])
+        except TidemarkError as err:
+            # They are asked about it no more: it costs them memory, until their shares end.
+            _log.warning(
+                "what a table consisted of could not be removed",
+                table_id=whole.table_id,
+                error=str(err),
+            )
 
     async def _catch_up(
         self, tables: Mapping[Span, tuple[SourceTable, int]], target: MovableShare
@@ -377,6 +514,8 @@ class _Division:
     """Tables are being divided: by weights that stay the same, and each moves once at most."""
 
     balance: Balance
+    is_apart: Callable[[Worker, Span], bool]
+    """Whether a worker has no other part of a table."""
     moved: set[Span] = field(default_factory=set)
     """They do not move again, but away from a worker that leaves."""
 
@@ -394,7 +533,7 @@ class _Division:
         def can_move_again(span: Span) -> bool:
             return (span not in self.moved or span in leaving) and can_move(span)
 
-        return next_move(tables, staying, can_move_again, self.balance)
+        return next_move(tables, staying, can_move_again, self.balance, self.is_apart)
 
 
 async def _next(

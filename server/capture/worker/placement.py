@@ -3,6 +3,9 @@
 A table goes to the worker with the fewest of the changefeed's tables. It stays there until workers
 come or go, one of them has far more to do than the others (`is_uneven`), or somebody moves it.
 `next_move` says what moves then; tables weigh what they change (`server.capture.traffic`).
+
+A table that is split (docs/design/0037) is placed as its parts, each by itself: whoever asks for a
+whole table's workers asks for its `parts` first.
 """
 
 import itertools
@@ -35,6 +38,8 @@ class TablePlacement(Generic[W]):
         self._worker_of: dict[Span, W] = {}
         self._listed: dict[W, tuple[Span, ...]] = {}
         """What `tables` has said of workers whose tables are the same since."""
+        self._parts: dict[Span, tuple[Span, ...]] = {}
+        self._whole: dict[Span, Span] = {}
         self._lock = threading.Lock()
         for span in spans:
             self.worker(span)
@@ -57,6 +62,44 @@ class TablePlacement(Generic[W]):
         worker = self._worker_of.get(span)
         return self._place(span) if worker is None else worker
 
+    def find(self, span: Span) -> W | None:
+        """The worker of a table or part, if it has one."""
+        return self._worker_of.get(span)
+
+    def parts(self, span: Span) -> tuple[Span, ...]:
+        """What is placed of a table: its parts in the order of their keys, or the table itself."""
+        return self._parts.get(span, (span,))
+
+    def whole(self, span: Span) -> Span:
+        """The table that a part is of; of what is no part, itself."""
+        return self._whole.get(span, span)
+
+    def split(self) -> tuple[Span, ...]:
+        """The tables that are split."""
+        with self._lock:
+            return tuple(self._parts)
+
+    def reshape(self, whole: Span, shape: Mapping[Span, W]) -> None:
+        """A table has these parts from now on, in the order of their keys, each with its worker;
+        with itself alone it is split no more.
+        """
+        with self._lock:
+            for span in self.parts(whole):
+                self._whole.pop(span, None)
+                if span in self._worker_of:
+                    self._remove(span)
+            self._parts.pop(whole, None)
+            if {*shape} != {whole}:
+                self._parts[whole] = tuple(shape)
+                self._whole |= dict.fromkeys(shape, whole)
+            for span, worker in shape.items():
+                self._add(span, worker)
+
+    def is_apart(self, worker: W, span: Span) -> bool:
+        """Whether the worker has no other part of the table that a part is of."""
+        others = self.parts(self.whole(span))
+        return all(self._worker_of.get(other) != worker for other in others if other != span)
+
     def has(self, worker: W, span: Span) -> bool:
         """Whether that worker has the table."""
         return self._worker_of.get(span) == worker
@@ -69,10 +112,12 @@ class TablePlacement(Generic[W]):
                 self._add(span, worker)
 
     def keep_only(self, spans: Collection[Span]) -> None:
-        """Forget all other tables: they are gone."""
+        """Forget all other tables, with their parts: they are gone."""
         with self._lock:
-            for span in self._worker_of.keys() - {*spans}:
+            kept = {part for span in spans for part in self.parts(span)}
+            for span in self._worker_of.keys() - kept:
                 self._remove(span)
+                self._parts.pop(self._whole.pop(span, span), None)
 
     def join(self, worker: W) -> None:
         """One more worker, without tables."""
@@ -90,6 +135,7 @@ class TablePlacement(Generic[W]):
 
     def _place(self, span: Span) -> W:
         with self._lock:
+            assert span not in self._parts, "a table that is split has a worker for each part"
             if span not in self._worker_of:
                 worker = min(self._tables, key=lambda each: len(self._tables[each]))
                 self._add(span, worker)
@@ -143,13 +189,15 @@ def next_move(
     staying: Collection[W],
     can_move: Callable[[Span], bool],
     balance: Balance = NO_WEIGHTS,
+    may_have: Callable[[W, Span], bool] = lambda _worker, _span: True,
 ) -> Move[W] | None:
     """The next step to where workers that leave have no tables, and no table of a `staying` worker
     would make that one and the lightest more even by its move; None: it is reached, or no table
     that should move can now.
 
     Without weights the numbers then differ by one at most. The heaviest worker never becomes
-    heavier, but by the tables of one that leaves.
+    heavier, but by the tables of one that leaves. Only these go to a worker that had better not
+    have them (`may_have`), as it has another part of the same table.
     """
     totals = {worker: balance.of(spans) for worker, spans in tables.items()}
     staying_totals = {worker: totals[worker] for worker in tables if worker in staying}
@@ -162,7 +210,9 @@ def next_move(
             offered = _Offered(spans, can_move, balance)
             if moving := offered.filling(lacks) or offered.lightest():
                 return Move(moving, source, target)
-    return _evened(tables, staying_totals, can_move, balance)
+    return _evened(
+        tables, staying_totals, lambda span: can_move(span) and may_have(target, span), balance
+    )
 
 
 def _evened(

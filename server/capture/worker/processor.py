@@ -14,27 +14,31 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture import long_lived
 from server.capture.errors import ChangefeedNotRunningError, TableMoveError
 from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
-from server.capture.traffic import Traffic
+from server.capture.traffic import NO_TRAFFIC, Traffic
 from server.capture.worker.combined import (
     CombinedSink,
     SchemaChangeRouter,
     SharedTables,
     WorkerChunks,
     changes_by_worker,
+    placed_of,
 )
 from server.capture.worker.moves import TableMover
 from server.capture.worker.placement import TablePlacement
 from server.capture.worker.pool import Worker, Workers
 from server.capture.worker.share import ShareStart, WorkerShare, known_blockers
+from server.capture.worker.splitting import Splitting
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Dumpable
 from server.puller.source import Puller, TableChange
+from server.puller.splitting import Splittable
 from server.puller.tikv.puller import TablePuller
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
@@ -56,6 +60,7 @@ class WorkersProcessor(ProcessorPosition):
         self._source = assignment.source
         self.stop_ts = assignment.stop_ts
         self._keeps_history = assignment.keep_ts > 0
+        self._least_regions = assignment.region_threshold
         self._tables: SharedTables | None = None
         self._sharing: dict[WorkerShare, Worker] = {}
         """Shares that have not ended, from before they begin."""
@@ -76,18 +81,40 @@ class WorkersProcessor(ProcessorPosition):
 
     def traffic(self) -> Mapping[Span, Traffic]:
         """See `Processor.traffic`."""
-        return self._tables.traffic() if self._tables else {}
+        tables, traffic = self._tables, dict[Span, Traffic]()
+        if tables is None:
+            return traffic
+        for span, part in tables.traffic().items():
+            whole = tables.placement.whole(span)
+            before = traffic.get(whole, NO_TRAFFIC)
+            traffic[whole] = Traffic(
+                before.rows_per_s + part.rows_per_s, before.bytes_per_s + part.bytes_per_s
+            )
+        return traffic
 
     def locations(self, span: Span) -> tuple[str, ...]:
-        """Where the table's worker serves its rows itself."""
+        """Where the table's worker serves its rows itself; of a table that is split they are put
+        together here.
+        """
         tables = self._tables
-        location = tables.placement.worker(span).location if tables else ""
-        return (location,) if location else ()
+        is_split = tables is not None and tables.placement.parts(span) != (span,)
+        return () if is_split else self.places(span)
+
+    def places(self, span: Span) -> tuple[str, ...]:
+        """See `Processor.places`."""
+        return tuple(worker.location for worker in self._workers_of(span) if worker.location)
 
     def worker_of(self, span: Span) -> str:
-        """See `Processor.worker_of`."""
+        """See `Processor.worker_of`; several, in the order of their keys, of a table that is
+        split.
+        """
+        return ", ".join(worker.id for worker in self._workers_of(span))
+
+    def _workers_of(self, span: Span) -> list[Worker]:
         tables = self._tables
-        return tables.placement.worker(span).id if tables else ""
+        if tables is None:
+            return []
+        return [tables.placement.worker(part) for part in tables.placement.parts(span)]
 
     def has_share_at(self, capture: str) -> bool:
         """See `Processor.has_share_at`."""
@@ -128,18 +155,29 @@ class WorkersProcessor(ProcessorPosition):
         """See `Processor.run`."""
         schemas = self._source.schema_puller(self.start_ts, self._catalog, dumps=False)
         await self._workers.wait_known()
+        source = self._source if isinstance(self._source, Splittable) else None
         # A million tables take seconds to divide.
         with long_lived.making(len(self._catalog.read())):
-            placement, parts = await asyncio.to_thread(
-                self._divided, self._workers.workers(), has_all=schemas is not None
-            )
+            placement, splitting = await self._placed(source)
+            has_all = placement.workers if schemas is not None else ()
+            parts = await asyncio.to_thread(self._divided, placement, source, has_all)
             shares: dict[Worker, WorkerShare] = {}
             for worker, part in parts.items():
                 shares[worker] = self.share(worker, self.start_ts, part.tables, part.changes)
                 await asyncio.sleep(0)
             sink = await asyncio.to_thread(_combined, shares.values(), self._workers.executor)
         sink.keep_ts = self.start_ts if self._keeps_history else 0
-        tables = SharedTables(self._name, self._catalog, placement, shares, sink)
+        for whole in placement.split():
+            shape = {span: shares[placement.worker(span)] for span in placement.parts(whole)}
+            sink.reshape(whole, shape)
+        tables = SharedTables(
+            self._name,
+            self._catalog,
+            placement,
+            shares,
+            sink,
+            splitting=splitting,
+        )
         async with self._serving(tables), asyncio.TaskGroup() as tasks:
             running = _RunningShares(self, tables, tasks)
             for share in shares.values():
@@ -190,19 +228,38 @@ class WorkersProcessor(ProcessorPosition):
     def _shares(self) -> tuple[WorkerShare, ...]:
         return tuple(self._tables.shares.values()) if self._tables else ()
 
+    async def _placed(
+        self, source: Splittable | None
+    ) -> tuple[TablePlacement[Worker], Splitting | None]:
+        """Where each table begins, and what splits them, if they may be split."""
+        placement = await asyncio.to_thread(self._placement)
+        if source is None or not self._least_regions:
+            return placement, None
+        splitting = Splitting(self._catalog, placement, source, self._least_regions)
+        for whole, shape in await splitting.shapes(placement.workers):
+            placement.reshape(whole, shape)
+        return placement, splitting
+
+    def _placement(self) -> TablePlacement[Worker]:
+        spans = [table.span for table in self._catalog.at(self.start_ts)]
+        return TablePlacement(self._workers.workers(), self._name, spans)
+
     def _divided(
-        self, workers: Sequence[Worker], *, has_all: bool
-    ) -> tuple[TablePlacement[Worker], dict[Worker, "_Part"]]:
-        """The part of each worker that has tables of this changefeed, or of each that there is."""
-        tables = self._catalog.at(self.start_ts)
-        placement = TablePlacement(workers, self._name, [table.span for table in tables])
-        parts = {worker: _Part() for worker in (placement.workers if has_all else ())}
-        for table in tables:
-            parts.setdefault(placement.worker(table.span), _Part()).tables.append(table)
+        self,
+        placement: TablePlacement[Worker],
+        source: Splittable | None,
+        workers: Sequence[Worker],
+    ) -> dict[Worker, "_Part"]:
+        """The part of each worker that has tables of this changefeed, and of each of `workers`."""
+        placed = partial(placed_of, placement, source)
+        parts = {worker: _Part() for worker in workers}
+        for table in self._catalog.at(self.start_ts):
+            for part, worker in placed(table):
+                parts.setdefault(worker, _Part()).tables.append(part)
         for ddl in self._catalog.versions.ddls(self.start_ts + 1, len(self._catalog.history)):
-            for worker, change in changes_by_worker(self._catalog, ddl, placement.worker).items():
+            for worker, change in changes_by_worker(self._catalog, ddl, placed).items():
                 parts.setdefault(worker, _Part()).changes.append(change)
-        return placement, parts
+        return parts
 
     def share(
         self,

@@ -449,9 +449,9 @@ class RemoteShare:
             self.tables.pop(span, None)
             self.mirror.removed(span)
 
-    def dump(self, table_id: int, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
-        """Run one round of a dump of a table."""
-        request = pb.DumpTableRequest(changefeed=self._changefeed, table_id=table_id, pages=pages)
+    def dump(self, span: Span, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
+        """See `WorkerShare.dump`."""
+        request = wire.dump_request(self._changefeed, span, pages)
         answer = self._ask(
             lambda stub: stub.DumpTable(request, timeout=_DUMP_S, metadata=self._run)
         )

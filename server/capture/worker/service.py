@@ -287,7 +287,8 @@ async def round_of(
 async def round_read(chunks: LocalChunks, request: pb.DumpTableRequest) -> pb.DumpTableResponse:
     """Read a round of a dump here, where its tables are pulled; raises as `LocalChunks.read`."""
     pages = list(map(wire.page_of, request.pages))
-    read = await chunks.read(request.table_id, pages)
+    span = wire.span_of(request.span) if request.HasField("span") else None
+    read = await chunks.read(request.table_id, pages, span)
     return pb.DumpTableResponse(
         ts=read.ts, ends=chunks.ends, pages=map(wire.dumped_page_message, read.pages)
     )

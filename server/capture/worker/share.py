@@ -188,8 +188,8 @@ class WorkerShare(MovableShare, Protocol):
         """Schema changes are known up to `barrier_ts`."""
         ...
 
-    def dump(self, table_id: int, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
-        """Run one round of a dump of a table."""
+    def dump(self, span: Span, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
+        """Run one round of a dump of a table, or of a part of one."""
         ...
 
     def blockers(self, limit: int, *, with_locks: bool) -> list[capture_pb2.TableBlockers]:

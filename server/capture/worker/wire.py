@@ -207,6 +207,13 @@ def part_of(message: pb.ExtentsResponse) -> CutPart:
     return CutPart(message.end_ts, tuple(map(_extent, message.extents)))
 
 
+def dump_request(changefeed: str, span: Span, pages: Iterable[pb.DumpPage]) -> pb.DumpTableRequest:
+    """Ask for a round of a dump."""
+    return pb.DumpTableRequest(
+        changefeed=changefeed, table_id=span.table_id, pages=pages, span=span_message(span)
+    )
+
+
 def page_message(page: Page) -> pb.DumpPage:
     """Keys of a table that a round of a dump is to read."""
     return pb.DumpPage(begin=page.begin, end=page.end, limit=page.limit)

@@ -210,12 +210,15 @@ class LocalChunks:
             for key, pulled in self._held.all().items()
         }
 
-    async def read(self, table_id: int, pages: Sequence[Page]) -> RoundRead:
-        """See `Chunks.read`; rounds of one table come one after the other.
+    async def read(
+        self, table_id: int, pages: Sequence[Page], span: Span | None = None
+    ) -> RoundRead:
+        """See `Chunks.read`; rounds of one table come one after the other. With `span`, of what is
+        pulled in it: a part of the table, say.
 
         Not to be cancelled: a hold would stay.
         """
-        table = self._held.all().get(table_id)
+        table = self._held.find(table_id, span)
         if table is None:
             raise TableAwayError(
                 f"table {table_id} is not pulled here now; its chunk is read later"
@@ -223,7 +226,7 @@ class LocalChunks:
         async with table.rounds:
             answer = await self._round(table, pages)
         # What was added to a puller that has ended since may be lost with it.
-        if self._held.all().get(table_id) is not table:
+        if self._held.find(table_id, span) is not table:
             raise TableAwayError(
                 f"table {table_id} was pulled anew while it was read; its chunk is read again"
             )

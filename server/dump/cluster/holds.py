@@ -136,6 +136,10 @@ class PulledTables:
         """By table id; of a table that goes from one span to another, the new one."""
         return {span.table_id: table for span, table in self._pulled.items()}
 
+    def find(self, table_id: int, span: Span | None) -> HoldableTable | None:
+        """What is pulled in `span` (None: of the table), if anything."""
+        return self.all().get(table_id) if span is None else self._pulled.get(span)
+
     @contextmanager
     def pulled(self, table: SourceTable, rows: HoldableRows) -> Iterator[None]:
         """Know of the table for the block."""

@@ -5,6 +5,10 @@ span that reaches from its first partition's records to behind its last one's. I
 of partitions: another set is another span, with pullers of its own. A table whose stored values a
 DDL has changed gets another span, too, which begins with all its rows as the store has them
 (`unwritten_rows`). Ids are not used twice, so no span comes again.
+
+A big table may be split into parts for several captures (docs/design/0037). A part is a table to
+the capture that has it: its record names the range of keys, and gives it a name of its own. Readers
+never see a part.
 """
 
 import hashlib
@@ -32,6 +36,9 @@ _IDENTITIES: Final = "tidemark_column_ids"
 """A member of the TableInfo that is ours: see `keeping_identities`."""
 _REREAD: Final = "tidemark_reread"
 """Another one: see `Reread`."""
+_PART: Final = "tidemark_part"
+"""Another one: the first key of a part, and the first one behind it, in hexadecimal digits."""
+_PART_NAME_BYTES: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +89,54 @@ def tidb_table(record: TableRecord) -> SourceTable:
             f"{name} has SOFTDELETE: rows that its users have deleted stay in it"
         )
     reread_ts = reread_of(record).ts
-    return SourceTable(
-        record, _span(info, reread_ts), taken(record, _mounter(info, record)), reread_ts
+    span = part_of(record) or _span(info, reread_ts)
+    return SourceTable(record, span, taken(record, _mounter(info, record)), reread_ts)
+
+
+def can_split(table: SourceTable) -> bool:
+    """Whether the parts of a table, taken together, give the rows of the whole in the same order.
+
+    Not so where an update may change a row's key and leave its record where it is: the row of the
+    new key could come from another part than what was under that key before. Rows are numbered
+    before event filters leave some out, so the numbers of the whole would not be known. A
+    partitioned table, and one that is read again, does not have its rows in its own span.
+    """
+    record = table.record
+    return not (
+        part_spans(record)
+        or table.reread_ts
+        or removed_from(record).partition_ids
+        or record.ignored is not None
+        or table.mounter.moves_keys
     )
+
+
+def part(table: SourceTable, span: Span) -> SourceTable:
+    """The part of a table that has its rows in `span`, as the capture knows it that pulls it."""
+    keys = [span.start_key.hex(), span.end_key.hex()]
+    digest = hashlib.sha256(",".join(keys).encode()).digest()[:_PART_NAME_BYTES]
+    whole = table.record.routed((table.record.schema_name, table.record.table_name))
+    name = f"{whole.table_name}#{digest.hex()}"
+    info = {**whole.table_info, "name": {"O": name, "L": name.lower()}, _PART: keys}
+    return tidb_table(TableRecord(whole.schema_name, info))
+
+
+def part_of(record: TableRecord) -> Span | None:
+    """Where the rows of a part are; None: the record is that of a whole table.
+
+    Raises:
+        InvalidError: it cannot be read.
+    """
+    keys = record.table_info.get(_PART)
+    if keys is None:
+        return None
+    try:
+        start_key, end_key = map(bytes.fromhex, keys)
+        return Span(int(record.table_info["id"]), start_key, end_key)
+    except (KeyError, TypeError, ValueError) as err:
+        raise InvalidError(
+            f"the record of a part of {record.name} does not say which one it is: {err!r}"
+        ) from err
 
 
 def key_is_in_rows(record: TableRecord) -> bool:

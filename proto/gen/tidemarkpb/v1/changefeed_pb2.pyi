@@ -543,6 +543,7 @@ class Changefeed(_message.Message):
     RETAIN_S_FIELD_NUMBER: _builtins.int
     RETAIN_BYTES_FIELD_NUMBER: _builtins.int
     READER_TTL_S_FIELD_NUMBER: _builtins.int
+    REGION_THRESHOLD_FIELD_NUMBER: _builtins.int
     KEPT_HISTORY_FIELD_NUMBER: _builtins.int
     MASKS_FIELD_NUMBER: _builtins.int
     SALT_FILE_FIELD_NUMBER: _builtins.int
@@ -571,6 +572,8 @@ class Changefeed(_message.Message):
     """As in CreateChangefeedRequest; reader_ttl_s is never 0."""
     retain_bytes: _builtins.int
     reader_ttl_s: _builtins.int
+    region_threshold: _builtins.int
+    """As in CreateChangefeedRequest."""
     salt_file: _builtins.str
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStatus]: ...
@@ -663,6 +666,7 @@ class Changefeed(_message.Message):
         retain_s: _builtins.int = ...,
         retain_bytes: _builtins.int = ...,
         reader_ttl_s: _builtins.int = ...,
+        region_threshold: _builtins.int = ...,
         kept_history: Global___KeptHistory | None = ...,
         masks: _abc.Iterable[_builtins.str] | None = ...,
         salt_file: _builtins.str = ...,
@@ -670,7 +674,7 @@ class Changefeed(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "error", b"error", "filter_update", b"filter_update", "holding", b"holding", "kept_history", b"kept_history", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "filter_update", b"filter_update", "holding", b"holding", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "ignored_tables", b"ignored_tables", "kept_history", b"kept_history", "lake_job", b"lake_job", "maintainer", b"maintainer", "masks", b"masks", "reader_ttl_s", b"reader_ttl_s", "readers", b"readers", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "routes", b"routes", "salt_file", b"salt_file", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "filter_update", b"filter_update", "holding", b"holding", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "ignored_tables", b"ignored_tables", "kept_history", b"kept_history", "lake_job", b"lake_job", "maintainer", b"maintainer", "masks", b"masks", "reader_ttl_s", b"reader_ttl_s", "readers", b"readers", "reading", b"reading", "region_threshold", b"region_threshold", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "routes", b"routes", "salt_file", b"salt_file", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -925,6 +929,7 @@ class CreateChangefeedRequest(_message.Message):
     MASKS_FIELD_NUMBER: _builtins.int
     SALT_FILE_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
+    REGION_THRESHOLD_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     start_ts: _builtins.int
@@ -946,6 +951,8 @@ class CreateChangefeedRequest(_message.Message):
     """A reader with a name that acknowledges nothing for so long is held for no more; 0: 7 days."""
     salt_file: _builtins.str
     """The file of the salt of those that hash, on every capture."""
+    region_threshold: _builtins.int
+    """Tables of the cluster's own change feed with so many regions are split over several captures; 0: none is."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]: ...
     @_builtins.property
@@ -990,10 +997,11 @@ class CreateChangefeedRequest(_message.Message):
         masks: _abc.Iterable[_builtins.str] | None = ...,
         salt_file: _builtins.str = ...,
         routes: _abc.Iterable[_builtins.str] | None = ...,
+        region_threshold: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "masks", b"masks", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "routes", b"routes", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "masks", b"masks", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "region_threshold", b"region_threshold", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "routes", b"routes", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -931,20 +931,26 @@ class DumpTableRequest(_message.Message):
     CHANGEFEED_FIELD_NUMBER: _builtins.int
     TABLE_ID_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
+    SPAN_FIELD_NUMBER: _builtins.int
     changefeed: _builtins.str
     table_id: _builtins.int
     @_builtins.property
     def pages(self) -> _containers.RepeatedCompositeFieldContainer[Global___DumpPage]: ...
+    @_builtins.property
+    def span(self) -> Global___TableSpan:
+        """Of the table, or the part of it, that the pages lie in; missing: as table_id says."""
+
     def __init__(
         self,
         *,
         changefeed: _builtins.str = ...,
         table_id: _builtins.int = ...,
         pages: _abc.Iterable[Global___DumpPage] | None = ...,
+        span: Global___TableSpan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "pages", b"pages", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "pages", b"pages", "span", b"span", "table_id", b"table_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,7 @@
 and metadata whose writer may die.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -52,6 +52,37 @@ class FakeSource:
         return SourceTable(
             table, Span(info["id"], b"%d" % info["id"], b""), Mounter(table.name, info["columns"])
         )
+
+
+class SplittableSource(FakeSource):
+    """Its tables can be split; the keys of one are its id and what follows."""
+
+    per_table = True
+
+    def __init__(self, records=()):
+        super().__init__(records)
+        self.begins: list[bytes] = []
+        """Where regions begin."""
+
+    def can_split(self, table):
+        return True
+
+    async def regions(self, start_key, end_key):
+        return [key for key in sorted(self.begins) if key > start_key]
+
+    def part(self, table, span):
+        info = table.record.table_info
+        keys = [span.start_key.hex(), span.end_key.hex()]
+        name = f"{table.record.table_name}#{'-'.join(keys)}"
+        return self.table(TableRecord("s", {**info, "name": name, "part": keys}))
+
+    def table(self, table, before=None):
+        whole, keys = super().table(table, before), table.table_info.get("part")
+        if keys is None:
+            # As TiDB's: no table's keys lie among another one's.
+            start_key = b"t%010d" % whole.span.table_id
+            keys = (start_key.hex(), (start_key + b"\xff").hex())
+        return replace(whole, span=Span(whole.span.table_id, *map(bytes.fromhex, keys)))
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tidemarkpb.v1 import worker_pb2 as pb
 
+from server.capture.worker import wire
 from server.capture.worker.combined import SharedTables, WorkerChunks
 from server.capture.worker.host import Host
 from server.capture.worker.placement import TablePlacement
@@ -29,7 +30,8 @@ class Chunks:
         self.ends = 3
         self.asked: list[tuple[int, list[Page]]] = []
 
-    async def read(self, table_id: int, pages: list[Page]) -> RoundRead:
+    async def read(self, table_id: int, pages: list[Page], span: Span) -> RoundRead:
+        assert span.table_id == table_id
         self.asked.append((table_id, pages))
         return RoundRead(99, "the worker's own", (READ,))
 
@@ -48,8 +50,8 @@ class Share:
     def resolved_ts(self, _span: Span) -> int:
         return 42
 
-    def dump(self, table_id: int, pages: list[pb.DumpPage]) -> pb.DumpTableResponse:
-        request = pb.DumpTableRequest(changefeed="f", table_id=table_id, pages=pages)
+    def dump(self, span: Span, pages: list[pb.DumpPage]) -> pb.DumpTableResponse:
+        request = wire.dump_request("f", span, pages)
         sent = pb.DumpTableRequest.FromString(request.SerializeToString())
         answer = asyncio.run(round_read(self._chunks, sent))
         self.mirror.ended(answer.ends)

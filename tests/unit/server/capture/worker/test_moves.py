@@ -9,6 +9,7 @@ is a model of one: it says how far its tables are, and of which rows it would gi
 import asyncio
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.capture_service import _tables_at
 from server.capture.catalog import FeedCatalog, Terms
+from server.capture.errors import TableMoveError
 from server.capture.membership import CaptureRecord
 from server.capture.processor import Assignment, ProcessorStats
 from server.capture.traffic import Traffic, weights
@@ -34,7 +36,7 @@ from sorter.errors import NotResolvedError
 from storage.model.errors import TidemarkError
 from storage.model.ts import MAX_TS
 from tests.sim.clock import simulated
-from tests.unit.server.capture.upstream import START, FakeSource, record
+from tests.unit.server.capture.upstream import START, SplittableSource, record
 
 OWNER = "owner"
 NAMES = ("b", "c", "d")
@@ -67,11 +69,19 @@ class Upstream:
         self._last_ts = max(self._last_ts + 1, self.ts + 1)
         return self._last_ts
 
-    def write(self, span):
-        self.commits.setdefault(span, []).append(self.next_ts())
+    def write(self, span, place=0):
+        """A row of a table, somewhere among its keys."""
+        key = span.start_key + bytes((40 * place,))
+        self.commits.setdefault(span, []).append((self.next_ts(), key))
 
     def rows(self, span, start_ts, end_ts):
-        return sum(start_ts < ts <= end_ts for ts in self.commits.get(span, ()))
+        """Of a table, or of a part of it."""
+        return sum(
+            start_ts < ts <= end_ts and span.contains(key)
+            for whole, commits in self.commits.items()
+            if whole.table_id == span.table_id
+            for ts, key in commits
+        )
 
 
 @dataclass
@@ -84,6 +94,8 @@ class Held:
     resolved_ts: int = 0
     checkpoint_ts: int = 0
     end_ts: int = MAX_TS
+    is_born: bool = False
+    """Whether the table began here: it has no rows from before."""
 
     def __post_init__(self):
         self.resolved_ts = self.checkpoint_ts = self.start_ts
@@ -207,7 +219,9 @@ class ModelShare:
                 held = self.held[span]
                 if end_ts > min(held.resolved_ts if held.end_ts == MAX_TS else MAX_TS, MAX_TS):
                     raise NotResolvedError(f"{span} is at {held.resolved_ts}")
-                assert start_ts >= held.start_ts, "rows are asked for that it never had"
+                assert held.is_born or start_ts >= held.start_ts, (
+                    "rows are asked for that it never had"
+                )
                 if rows := self.upstream.rows(span, start_ts, end_ts):
                     slices.append(Slice(span, start_ts, end_ts, rows, rows))
             if end_ts > self.barrier_ts:
@@ -266,7 +280,8 @@ class ModelShare:
     def _changed(self, change):
         for table in change.tables:
             self.tables[table.span] = table
-            self.held.setdefault(table.span, Held(change.commit_ts, counted=True, pulls_from_s=0.0))
+            born = Held(change.commit_ts, counted=True, pulls_from_s=0.0, is_born=True)
+            self.held.setdefault(table.span, born)
         for table in self.tables.values():
             if table.name in change.dropped:
                 self.held[table.span].end_ts = change.commit_ts
@@ -324,10 +339,8 @@ class ModelWorkers:
         return
 
 
-class Source(FakeSource):
+class Source(SplittableSource):
     """Its schema changes are those of the upstream."""
-
-    per_table = True
 
     def __init__(self, upstream):
         super().__init__()
@@ -431,6 +444,7 @@ class Cluster:
 def _soon(monkeypatch):
     monkeypatch.setattr(moves, "_WEIGH_EVERY_S", 15.0)
     monkeypatch.setattr(moves, "_REST_S", 40.0)
+    monkeypatch.setattr(moves, "_SPLIT_EVERY_S", 45.0)
 
 
 def tables_of(cluster):
@@ -441,13 +455,15 @@ async def _nothing(_):
     return
 
 
-def made(loop):
+def made(loop, region_threshold=0):
+    """With a `region_threshold` the tables that have so many regions are split."""
     upstream = Upstream(loop)
     workers, source = ModelWorkers(upstream), Source(upstream)
     tables = tuple(record(f"t{number}", number) for number in range(1, TABLES + 1))
     history = History([SchemaChange(START, tables=tables)])
     catalog = FeedCatalog(Terms("feed", TableFilter(["*.*"])), source, history, START, _nothing)
-    processor = WorkersProcessor(workers, Assignment("feed", source, catalog, START))
+    assignment = Assignment("feed", source, catalog, START, region_threshold=region_threshold)
+    processor = WorkersProcessor(workers, assignment)
     return Cluster(upstream, workers, source, catalog, processor)
 
 
@@ -469,7 +485,7 @@ WORKER = st.sampled_from(NAMES)
 NUMBER = st.integers(0, TABLES - 1)
 STEPS = st.lists(
     st.tuples(st.just("passes"), st.sampled_from([0.3, 1.0, 4.0, 20.0, 70.0]))
-    | st.tuples(st.just("write"), NUMBER)
+    | st.tuples(st.just("write"), NUMBER, st.integers(0, 5))
     | st.tuples(st.just("joins"), WORKER)
     | st.tuples(st.just("is drained"), WORKER)
     | st.tuples(st.just("is_alive"), WORKER, st.just(False))
@@ -497,8 +513,13 @@ async def moved_by_hand(cluster, number, name, told):
 def carry_out(cluster, step, tasks, told):
     workers = cluster.workers.all
     match step:
-        case ("write", number):
-            cluster.upstream.write(cluster.catalog.tables[number].span)
+        case ("write", number, place):
+            cluster.upstream.write(cluster.catalog.tables[number].span, place)
+        case ("regions", number, places):
+            span = cluster.catalog.tables[number].span
+            begins = {key for key in cluster.source.begins if not span.contains(key)}
+            begins |= {span.start_key + bytes((40 * place,)) for place in places}
+            cluster.source.begins = sorted(begins)
         case ("joins", name):
             cluster.workers.drained.discard(name)
             if name not in workers or not workers[name].is_alive:
@@ -517,8 +538,8 @@ def carry_out(cluster, step, tasks, told):
             cluster.upstream.hot[span] = Traffic(1.0, bytes_per_s)
 
 
-async def lived(steps):
-    cluster, told = made(asyncio.get_running_loop()), []
+async def lived(steps, region_threshold=0):
+    cluster, told = made(asyncio.get_running_loop(), region_threshold), []
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(cluster.keep_running())
         for step in steps:
@@ -539,7 +560,8 @@ async def quiet(cluster):
     assert cluster.processor.sink is not None
     before_ts = cluster.reader_ts
     for table in cluster.catalog.tables:
-        cluster.upstream.write(table.span)
+        for place in range(6):
+            cluster.upstream.write(table.span, place)
     await cluster.passes(6)
     assert before_ts < cluster.reader_ts
     assert cluster.upstream.ts - cluster.reader_ts < 4000
@@ -548,12 +570,19 @@ async def quiet(cluster):
     placed, there = tables.placement.tables(), cluster.workers.workers()
     assert {*placed} == {*there} == {*tables.shares}
     spans = {span for of_worker in placed.values() for span in of_worker}
-    assert {table.span for table in cluster.catalog.tables} <= spans
+    for table in cluster.catalog.tables:
+        parts = tables.placement.parts(table.span)
+        assert {*parts} <= spans
+        assert parts[0].start_key == table.span.start_key
+        assert parts[-1].end_key == table.span.end_key
+        assert len(parts) <= len(there)
+        assert all(one.end_key == two.start_key for one, two in pairwise(parts))
     for worker, of_worker in placed.items():
         held = tables.shares[worker].held
         assert {*of_worker} <= {span for span, each in held.items() if each.counted}
-        assert {*held} <= {*of_worker}, "what has moved away is not here any more"
-    if not cluster.processor.mover._is_by_hand:
+        # What could not be removed when a table was split, or put together, is not asked for.
+        assert {*held} <= {*of_worker} | tables.sink._layout.unasked, "it has moved away"
+    if not cluster.processor.mover._is_by_hand and not tables.placement.split():
         balance = Balance(weights(len(spans), tables.traffic()), moves._EVEN)
         if is_uneven(placed, balance._replace(slack=moves._UNEVEN)):
             assert next_move(placed, there, lambda _: True, balance) is None
@@ -565,12 +594,83 @@ def test_tables_have_one_worker_each_and_nothing_goes_back_whatever_fails(steps)
     simulated(lived(steps))
 
 
+REGIONS = st.tuples(st.just("regions"), NUMBER, st.sets(st.integers(1, 5)).map(sorted))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(STEPS, st.lists(st.tuples(st.integers(0, 30), REGIONS), min_size=1, max_size=6))
+def test_split_tables_are_whole_to_a_reader_whatever_fails(steps, regions):
+    for place, step in regions:
+        steps.insert(place, step)
+    simulated(lived(steps, region_threshold=2))
+
+
+def test_a_table_is_split_when_captures_join_and_put_together_when_they_leave():
+    async def run():
+        cluster = made(asyncio.get_running_loop(), region_threshold=3)
+        carry_out(cluster, ("regions", 0, [1, 3, 5]), None, [])
+        carry_out(cluster, ("regions", 1, [2]), None, [])
+        big, small = (table.span for table in cluster.catalog.tables[:2])
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(cluster.keep_running())
+            await cluster.passes(3)
+            for step, name, parts in (
+                ("joins", "b", 2),
+                ("joins", "c", 3),
+                ("is drained", "b", 2),
+                ("is drained", "c", 1),
+                ("joins", "b", 2),
+            ):
+                carry_out(cluster, (step, name), tasks, [])
+                for place in range(6):
+                    carry_out(cluster, ("write", 0, place), tasks, [])
+                    await cluster.passes(5)
+                placement = tables_of(cluster).placement
+                spans = placement.parts(big)
+                assert len(spans) == parts
+                assert len({*map(placement.worker, spans)}) == parts
+                assert placement.parts(small) == (small,)
+            assert len(cluster.processor.worker_of(big).split(", ")) == 2
+            with pytest.raises(TableMoveError, match="is split"):
+                await cluster.processor.move_table(big, "b")
+            # A schema change reaches all parts; one that is dropped takes all of them along.
+            alter(cluster, len(cluster.catalog.tables))
+            await cluster.passes(5)
+            assert len(tables_of(cluster).placement.parts(big)) == 2
+            assert not cluster.errors
+            await quiet(cluster)
+            running.cancel()
+
+    simulated(run())
+
+
+def test_a_run_begins_with_tables_that_are_split():
+    async def run():
+        cluster = made(asyncio.get_running_loop(), region_threshold=2)
+        cluster.workers.all["b"] = ModelWorker("b", cluster.upstream)
+        for number in range(TABLES):
+            carry_out(cluster, ("regions", number, [3]), None, [])
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(cluster.keep_running())
+            await asyncio.sleep(1)
+            placement = tables_of(cluster).placement
+            assert len(placement.split()) == TABLES
+            for number in range(TABLES):
+                for place in range(6):
+                    carry_out(cluster, ("write", number, place), tasks, [])
+            await quiet(cluster)
+            assert not cluster.errors
+            running.cancel()
+
+    simulated(run())
+
+
 def test_a_hot_table_drives_others_away_and_they_stay_there():
     steps = [
         ("joins", "b"),
         ("passes", 20.0),
         ("hot", 0, 1e7),
-        *[("write", 0)] * 3,
+        *[("write", 0, 0)] * 3,
     ]
 
     async def run():

@@ -71,6 +71,9 @@ def test_the_shares_together_have_the_tables_of_the_whole(statements, owners, kn
     def owner(span):
         return owners[span.table_id % len(owners)]
 
+    def placed(table):
+        return [(table, owner(table.span))]
+
     async def run():
         database = evolved(statements)
         database.changes = [routed(change, routes) for change in database.changes]
@@ -81,7 +84,7 @@ def test_the_shares_together_have_the_tables_of_the_whole(statements, owners, kn
         began = whole.tables
         for change in database.changes[:known]:
             await whole.change(change)
-        early = [changes_by_worker(whole, ddl, owner) for ddl in whole.versions.ddls(START + 1)]
+        early = [changes_by_worker(whole, ddl, placed) for ddl in whole.versions.ddls(START + 1)]
         shares = {}
         for worker in range(3):
             request = run_request(
@@ -95,7 +98,7 @@ def test_the_shares_together_have_the_tables_of_the_whole(statements, owners, kn
             [ddl] = whole.versions.ddls(change.commit_ts)
             gone = {".".join(routes.of(record(name, 0)).target) for name in _names(change)}
             assert {*ddl.dropped, *ddl.truncated} <= gone
-            for worker, part in changes_by_worker(whole, ddl, owner).items():
+            for worker, part in changes_by_worker(whole, ddl, placed).items():
                 message = pb.ShareChange.FromString(wire.change_message(part).SerializeToString())
                 for _ in range(2):
                     await shares[worker].change(wire.change_of(message, FakeSource()))
