@@ -25,6 +25,7 @@ from server.capture.job_report import failed_by_job
 from server.capture.records import Records
 from server.capture.runner import note
 from server.capture.safepoint import ChangefeedSafePoints
+from server.changefeed.history import History
 from server.changefeed.info import State
 from server.rpc.pd import PdRefusedError
 from storage.model.errors import UnavailableError
@@ -155,7 +156,9 @@ class CheckpointSaver:
             if feed.catalog.left_out:
                 # Readers may need more than the history says, which has those tables still.
                 continue
-            garbage = feed.catalog.history.garbage(feed.settled_ts)
+            # A copy: the source may add a change meanwhile. A million tables take seconds.
+            history = History(feed.catalog.history)
+            garbage = await asyncio.to_thread(history.garbage, feed.settled_ts)
             # Deleted in the metadata first: what memory has forgotten nobody would delete.
             await self._records.schemas.collect(feed.id, garbage)
             feed.catalog.history.forget(garbage)

@@ -63,6 +63,8 @@ FEED, SCHEMA, SINK = "many", "shop", "delta:///lake"
 COLUMNS = 8
 SCRAPE_EVERY_S, READ_EVERY_S, RESOLVE_EVERY_S = 5.0, 1.0, 0.2
 SHOWN = 6
+REPORTS = ThreadPoolExecutor(16)
+"""Other processes make them: they keep no thread of the owner."""
 
 
 def ts_now() -> int:
@@ -123,11 +125,11 @@ class NodeShare:
         self, target_ts: int, moved: Callable[[], None], *, limited: bool = False
     ) -> None:
         del target_ts, limited
+        loop = asyncio.get_running_loop()
         while True:
             # Made by a thread, as it is another process that makes it.
-            report = await asyncio.to_thread(self._report)
-            for _ in self.mirror.absorbing(pb.ShareProgress.FromString(report)):
-                await asyncio.sleep(0)
+            report = await loop.run_in_executor(REPORTS, self._report)
+            await self.mirror.take(pb.ShareProgress.FromString(report))
             self.running.set()
             moved()
             await asyncio.sleep(report_interval_s(len(self.tables)))

@@ -27,6 +27,7 @@ from tidemarkpb.v1 import capture_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
+from server.capture import long_lived
 from server.capture.cut import CutPart
 from server.capture.processor import ProcessorStats, Sink
 from server.capture.traffic import Traffic
@@ -144,6 +145,14 @@ class Mirror:
         """Take a report of the worker."""
         for _ in self.absorbing(message):
             pass
+
+    async def take(self, message: pb.ShareProgress) -> None:
+        """The same on the event loop, on which others get their turn meanwhile."""
+        # The keys of the first report stay; the positions are numbers, which are frozen with them
+        # and freed as ever.
+        with long_lived.making(0 if self._spans else len(message.spans)):
+            for _ in self.absorbing(message):
+                await asyncio.sleep(0)
 
     def absorbing(self, message: pb.ShareProgress) -> Iterator[None]:
         """The same in steps of a few milliseconds: a report may be of a hundred thousand tables."""
@@ -308,8 +317,7 @@ class RemoteShare:
                 message = await anext(messages, None)
             if message is None:
                 raise lost(self._worker.name)
-            for _ in self.mirror.absorbing(message):
-                await asyncio.sleep(0)
+            await self.mirror.take(message)
             self.running.set()
             moved()
 

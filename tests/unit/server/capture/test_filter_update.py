@@ -5,6 +5,7 @@ acknowledged, whoever dies in between.
 import asyncio
 import dataclasses
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -20,7 +21,7 @@ from sink.flight.feeds import Poll
 from storage.model.errors import TidemarkError, UnavailableError
 from tests.unit.server.capture.conftest import new
 from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
-from tests.unit.server.capture.test_lifecycle_crashes import Steps
+from tests.unit.server.capture.test_lifecycle_crashes import Steps, Unanswered, is_settled, told
 from tests.unit.server.capture.test_owner import until
 
 ACCOUNTS, CARDS, TMP = table_of(1, "accounts"), table_of(2, "cards"), table_of(3, "tmp")
@@ -231,6 +232,58 @@ async def changed(owner, log):
     log.resolve(1400)
     await acknowledged(owner, 1400)
     await until(lambda: feed.info.filter_update is None)
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+async def test_an_update_without_an_answer_is_in_force_in_both_places_or_in_none(
+    capture, log, meta, monkeypatch, is_done
+):
+    """Nothing runs by what is not known, and within a second it is as the metadata has it."""
+    unanswered = Unanswered(meta, monkeypatch)
+    for step in range(1, 20):
+        log.now_ts = 1000
+        log.events.clear()
+        owner = await capture.start()
+        before = told(await created(owner))
+        log.now_ts = 1200
+        log.resolve(1100)
+        await until(lambda owner=owner: owner.feed("feed").processor.resolved_ts == 1100)
+        unanswered.count, unanswered.lost_at, unanswered.is_done = 0, step, is_done
+        error = None
+        try:
+            await updated(owner)
+        except UnavailableError as err:
+            error = err
+        is_over, unanswered.lost_at = unanswered.lost_at > 0, 0
+        assert (error is None) == is_over
+        await until(partial(is_settled, owner))
+        feed = owner.feed("feed")
+        pending, is_updated = feed.info.filter_update, feed.info.rules == NEW.rules
+        assert is_updated == (pending is not None and pending.ts == 1200)
+        if is_updated:
+            assert (names(feed), feed.info.stop_ts) == (["bank.tmp"], 1200)
+        else:
+            assert not is_over
+            assert told(feed) == before
+        in_memory = told(feed)
+        await until(lambda feed=feed: feed.processor.sink is not None)
+        await capture.stop()
+        owner = await capture.start()
+        feed = owner.feed("feed")
+        assert told(feed) == in_memory
+        # The update is made again, or goes on: it ends in the same way.
+        if not is_updated:
+            await updated(owner)
+        log.resolve(1400)
+        await acknowledged(owner, 1400)
+        await until(lambda feed=feed: feed.info.filter_update is None)
+        assert changes(feed)[-1] == (1200, ["bank.cards"], ["bank.accounts"])
+        await owner.remove("feed")
+        await capture.stop()
+        if is_over:
+            assert step > 1
+            return
+    raise AssertionError("it has no end")
 
 
 async def test_no_reader_is_beyond_the_ts_that_is_chosen(capture, log):
