@@ -293,7 +293,11 @@ def _lake_job(changefeed: Document, where: str) -> Iterator[Finding]:
             f"mend the cause, then `tidemark cli changefeed resume -c {changefeed['id']}`",
         )
     elif job["state"] == "retrying":
-        yield Finding(Level.WARNING, where, f"it failed and is started again{said}")
+        # The changefeed is in `warning` for it, and says the error itself.
+        told = changefeed["error"] if changefeed["state"] == "warning" else None
+        is_told = error and told and told | {"time": ""} == error | {"time": ""}
+        again = "" if is_told else said
+        yield Finding(Level.WARNING, where, f"it failed and is started again{again}")
     elif job["state"] == "silent" and changefeed["state"] in ("normal", "warning"):
         yield Finding(
             Level.WARNING,

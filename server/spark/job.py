@@ -59,10 +59,12 @@ class LakeJobError(TidemarkError):
 
     def __init__(self, said: str, status: int) -> None:
         parts = _CODE.fullmatch(said)
+        # Shown by `changefeed query` and `doctor`, too, far from the log.
+        end = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         super().__init__(
             parts["message"]
             if parts
-            else f"the Spark job ended with status {status}; its log is above"
+            else f"the Spark job {end}; its lines are in the log of `tidemark spark`, which ran it"
         )
         self.code = parts["code"] if parts else type(self).code
 

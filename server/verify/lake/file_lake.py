@@ -154,10 +154,13 @@ class FileLake:
         """See `LakeSide.cut`."""
         cuts = [cut for cut in self._cuts if at is None or cut.end_ts <= at]
         if not cuts:
-            begins = f"begins at {self._cuts[0].end_ts}" if self._cuts else "has no cut yet"
-            raise SourceError(
-                "ErrCutNotFound", f"the lake {self._uri.path} {begins}; choose a later --at"
+            why = (
+                f"begins at {self._cuts[0].end_ts}; choose a later --at"
+                if self._cuts
+                else "has no cut yet, as its lake job has written nothing: `tidemark cli changefeed "
+                "list` tells how the job is"
             )
+            raise SourceError("ErrCutNotFound", f"the lake {self._uri.path} {why}")
         newest = cuts[-1]
         return {
             "cut": newest.end_ts,

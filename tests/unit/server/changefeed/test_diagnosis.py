@@ -113,6 +113,21 @@ def test_a_failed_one_is_a_problem_with_its_error_and_the_way_on():
     assert "tidemark cli changefeed resume -c orders" in text
 
 
+def test_the_error_of_a_lake_job_is_said_once():
+    error = pb.RunningError(code="ErrSparkLost", message="the application ended", time="1")
+    document = changefeed(
+        state=pb.CHANGEFEED_STATE_WARNING,
+        error=error,
+        lake_job=pb.LakeJob(
+            state="retrying",
+            error=pb.RunningError(code=error.code, message=error.message, time="2"),
+        ),
+    )
+    texts = [text for _, text in said(document)]
+    assert [text.count("the application ended") for text in texts] == [1, 0]
+    assert "it failed and is started again" in texts[1]
+
+
 @pytest.mark.parametrize(
     ("members", "level", "part"),
     [

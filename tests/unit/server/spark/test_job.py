@@ -40,6 +40,12 @@ async def test_a_job_that_cannot_heal_ends_with_its_code_and_is_reported(script,
     assert [(found, again) for found, _, again in told] == [(code, False)]
 
 
+async def test_a_job_that_was_killed_says_so_and_where_its_lines_are():
+    told = []
+    with pytest.raises(LakeJobError, match=r"was killed by signal 9; its lines are in the log of"):
+        await supervised("import os; os.kill(os.getpid(), 9)", told, once=True).run()
+
+
 async def test_a_job_that_may_heal_is_started_again_each_time_later_and_reported(
     monkeypatch, tmp_path
 ):
@@ -62,7 +68,7 @@ sys.exit(75)
     assert [(code, again) for code, _, again in told] == [("ErrTargetUnavailable", True)] * 3 + [
         ("ErrSparkJob", True)
     ]
-    assert "status -9" in told[-1][1]
+    assert "was killed by signal 9" in told[-1][1]
     assert all(
         full_s / 2 <= pause_s <= full_s
         for full_s, pause_s in zip([0.5, 1.0, 2.0, 4.0], pauses, strict=True)
