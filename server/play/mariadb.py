@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pymysql
-from pymysql.constants import CLIENT
+from pymysql.constants import CLIENT, CR
 
 from server.process import drain
 from storage.model.errors import UnavailableError
@@ -36,6 +36,10 @@ _BINLOG = (
 _SMALL = ("--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M", "--performance-schema=OFF")
 
 
+_GONE: Final = (CR.CR_CONN_HOST_ERROR, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST)
+"""The client's own errors: no server is there, or it went away."""
+
+
 class MariaDbError(UnavailableError):
     """MariaDB is not installed, or does not run; the message says what to do."""
 
@@ -45,8 +49,9 @@ class MariaDbError(UnavailableError):
 class MariaDb:
     """A server on 127.0.0.1 with the shop; its root has no password."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, log: Path) -> None:
         self.port = port
+        self._log = log
 
     @classmethod
     @asynccontextmanager
@@ -67,7 +72,7 @@ class MariaDb:
                 start_new_session=True,
             )
         try:
-            server = cls(port)
+            server = cls(port, log)
             await server._wait_ready(process, directory, log)
             if not await server.ask("SELECT 1 FROM mysql.user WHERE user = %s", USER):
                 await server.ask(_script(_SHOP))
@@ -84,7 +89,13 @@ class MariaDb:
         try:
             return await asyncio.to_thread(self._ask, statements, arguments)
         except pymysql.Error as err:
-            raise MariaDbError(f"MariaDB on 127.0.0.1:{self.port}: {err}") from err
+            said = f"MariaDB on 127.0.0.1:{self.port}"
+            if err.args and err.args[0] in _GONE:
+                raise MariaDbError(
+                    f"{said} does not answer. If it has ended, {self._log} says why; started again, "
+                    "the playground goes on with its data"
+                ) from err
+            raise MariaDbError(f"{said}: {err}") from err
 
     async def one_second_of_the_shop(self) -> None:
         """Take an order, and move others on; raises MariaDbError."""

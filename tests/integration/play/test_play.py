@@ -29,6 +29,8 @@ async def test_the_shop_trades_and_a_second_run_finds_it_again(tmp_path):
                 pass
         with pytest.raises(MariaDbError, match="nothing_here"):
             await server.ask("SELECT 1; SELECT * FROM shop.nothing_here")
+    with pytest.raises(MariaDbError, match=f"does not answer. If it has ended, {log} says why"):
+        await server.ask("SELECT 1")
     async with MariaDb.running(place, port, log) as again:
         assert await again.ask("SELECT count(*) FROM shop.orders") == [(3,)]
 
