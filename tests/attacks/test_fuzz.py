@@ -1,5 +1,5 @@
-"""A few seconds of fuzzing; `python -m tests.fuzz.http2` and `tests.fuzz.capture_api` do it for
-longer.
+"""A few seconds of fuzzing; `python -m tests.fuzz.http2`, `tests.fuzz.capture_api` and
+`tests.fuzz.services` do it for longer.
 """
 
 from pathlib import Path
@@ -7,6 +7,7 @@ from pathlib import Path
 from server.rpc.config import Engine
 from tests.attacks.der import Authority
 from tests.attacks.target import coordinator
+from tests.fuzz import services
 from tests.fuzz.capture_api import defects
 from tests.fuzz.capture_api import fuzz as fuzz_capture
 from tests.fuzz.http2 import NAMES_UNREAD, fuzz_certificates, fuzz_frames
@@ -40,3 +41,11 @@ def test_mutated_requests_to_a_capture_are_refused_and_it_lives() -> None:
     assert alive
     assert outcomes.total() > 50
     assert not defects(outcomes)
+
+
+def test_odd_requests_to_coordinator_store_pump_and_gc_worker_end_none_of_them() -> None:
+    outcomes, wrong = services.fuzz(SECONDS, SEED)
+    print(f"seed {SEED}: {outcomes}")
+    assert not wrong
+    assert outcomes.total() > 30
+    assert not list(services.defects(outcomes))

@@ -16,6 +16,7 @@ import itertools
 import math
 import os
 import random
+import subprocess
 import tempfile
 import time
 import traceback
@@ -130,6 +131,43 @@ _NOT_KEYS: Final = {pa.float32(), pa.float64()}
 
 class WrongError(AssertionError):
     """A target has other rows than the replay; or a life could not go on."""
+
+
+class FullError(Exception):
+    """A job ended on a disk without room."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallDisk:
+    """A file system of some MiB over a directory; root only."""
+
+    directory: Path
+    mib: int = 200
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir()
+        size = f"size={self.mib}m"
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self.directory)], check=True
+        )
+
+    @property
+    def _ballast(self) -> Path:
+        return self.directory / "ballast"
+
+    def fill(self, room_bytes: int) -> None:
+        """Leave so much room."""
+        free = os.statvfs(self.directory)
+        with self._ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - room_bytes))
+
+    def free(self) -> None:
+        """End `fill`."""
+        self._ballast.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Unmount it."""
+        subprocess.run(["umount", "--lazy", str(self.directory)], check=True)
 
 
 class RandomDeaths(Deaths):
@@ -441,8 +479,11 @@ class Life:
                 else contextlib.nullcontext()
             )
             try:
-                with small:
+                with small, self._nearly_full():
                     self._job(ends)
+            except FullError:
+                self.told["disk full"] += 1
+                continue
             except Killed:
                 self.told["deaths"] += 1
                 continue
@@ -450,6 +491,24 @@ class Life:
                 self.deaths.armed = False
             break
         self.kept_ts = max(self.kept_ts, end_ts)
+
+    @contextlib.contextmanager
+    def _nearly_full(self) -> Iterator[None]:
+        """Now and then a disk that has little room left, on which anything may fail.
+
+        Raises:
+            FullError: something did.
+        """
+        if self.place.disk is None or self.dice.random() < 0.6:
+            yield
+            return
+        self.place.disk.fill(self.dice.choice((0, 4, 16, 64, 200)) << 10)
+        try:
+            yield
+        except Exception as err:
+            raise FullError from err
+        finally:
+            self.place.disk.free()
 
     def _job(self, ends: list[int]) -> None:
         with self.place.manifest() as manifest:
@@ -647,6 +706,7 @@ class Place:
     kind: str
     uri: str
     spark: Any = None
+    disk: SmallDisk | None = None
 
     @property
     def path(self) -> str:
@@ -787,7 +847,7 @@ def _maintained_iceberg(spark: Any, path: str, dice: random.Random) -> str:
 
 
 @contextlib.contextmanager
-def places(kind: str) -> Iterator[Callable[[int], Place]]:
+def places(kind: str, *, full: bool = False) -> Iterator[Callable[[int], Place]]:
     """Makes an empty place for each life."""
     with contextlib.ExitStack() as stack:
         if kind == "postgresql":
@@ -811,7 +871,12 @@ def places(kind: str) -> Iterator[Callable[[int], Place]]:
             master="local[2]", driver_memory="1g", directory=Path(root), lake="delta", extra={}
         )
         stack.callback(spark.stop)
-        yield lambda number: Place(kind, f"{kind}://{root}/lake{number}", spark)
+        if not full:
+            yield lambda number: Place(kind, f"{kind}://{root}/lake{number}", spark)
+            return
+        disk = SmallDisk(Path(root, "disk"))
+        stack.callback(disk.close)
+        yield lambda number: Place(kind, f"{kind}://{disk.directory}/lake{number}", spark, disk)
 
 
 def main() -> None:
@@ -824,6 +889,9 @@ def main() -> None:
     parser.add_argument(
         "--others", action="store_true", help="somebody else maintains the tables between cuts"
     )
+    parser.add_argument(
+        "--full", action="store_true", help="the disk is full now and then (files; root only)"
+    )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int)
     arguments = parser.parse_args()
@@ -831,7 +899,7 @@ def main() -> None:
     print(f"first seed {first}", flush=True)
     told: Counter[str] = Counter()
     deadline = time.monotonic() + arguments.seconds
-    with places(arguments.target) as made:
+    with places(arguments.target, full=arguments.full) as made:
         for seed in itertools.count(first):
             try:
                 Life(seed, made(seed), arguments.mode, told, others=arguments.others).run()
