@@ -246,6 +246,7 @@ def _row(
         "sink_uri": changefeed.sink_uri,
         "lag_seconds": short["lag_seconds"],
         "lake_job": short["lake_job"],
+        "spark_ui": changefeed.lake_job.spark_ui,
         "error": error_of(changefeed),
         "stages": lags,
         "dump": dump and {key: dump[key] for key in ("state", "progress_percent", "eta_seconds")},

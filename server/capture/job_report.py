@@ -57,6 +57,7 @@ class JobReport:
         members = {"state": report.state, "code": report.code, "message": report.message}
         members |= {"failed_since": self.failed_since} if self.failed_since else {}
         members |= {"commits": report.commits} if report.commits else {}
+        members |= {"ui": report.ui} if report.ui else {}
         return json.dumps(members | {"cut_ts": report.cut_ts, "time": self.time}).encode()
 
     @classmethod
@@ -74,6 +75,7 @@ class JobReport:
                 str(doc["code"]),
                 str(doc["message"]),
                 str(doc.get("commits", "")),
+                str(doc.get("ui", "")),
             )
             time, since = str(doc["time"]), str(doc.get("failed_since", ""))
             return cls(report=report, time=time, received_s=now_s, failed_since=since)

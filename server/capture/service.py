@@ -406,6 +406,7 @@ def _lake_job(feed: Feed) -> pb.LakeJob | None:
         error=error,
         failed_changefeed=failed_by_job(own, job),
         commits=report.commits,
+        spark_ui=report.ui,
     )
 
 

@@ -490,6 +490,7 @@ def _lake_job(changefeed: pb.Changefeed) -> dict[str, Any] | None:
         "cut_tso": job.cut_ts,
         "cut_time": time_of(job.cut_ts) if job.cut_ts else None,
         "commits": job.commits or None,
+        "spark_ui": job.spark_ui or None,
         "reported": job.time,
         "error": _running_error(job.error) if job.HasField("error") else None,
     }

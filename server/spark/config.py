@@ -51,6 +51,11 @@ class JobSettings:
         "who reads the rows of a cut and writes their files: spark, tasks only; driver, the driver "
         "up to 256 MiB of a table in a cut; auto, the driver up to 64 MiB or 8 MiB",
     )
+    ui_port: int = setting(
+        0,
+        "port of Spark's web UI, on loopback unless SPARK_LOCAL_IP says otherwise; a Spark whose port "
+        "is taken takes the next; 0: none",
+    )
     conf: tuple[str, ...] = setting(
         (),
         "a Spark setting of a job's session, NAME=VALUE; may be repeated; secrets belong into "
@@ -132,15 +137,21 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
         "--key-path": security.key_path,
     }
     given = [part for flag, value in flags.items() if value for part in (flag, value)]
-    given += [f"--conf={text}" for text in config.conf]
+    given += _conf_flags(config)
     return [sys.executable, "-m", "pyspark_tidemark.job", "--follow-parent", *given]
 
 
 def application_command(settings: JobSettings, memory: str, directory: str) -> list[str]:
     """The command of the application that jobs share, with a JVM heap of `memory`."""
     flags = ["--master", settings.master, "--driver-memory", memory, "--directory", directory]
-    flags += [f"--conf={text}" for text in settings.conf]
+    flags += _conf_flags(settings)
     return [sys.executable, "-m", "pyspark_tidemark.application", *flags]
+
+
+def _conf_flags(settings: JobSettings) -> list[str]:
+    ui = ["spark.ui.enabled=true", f"spark.ui.port={settings.ui_port}"] if settings.ui_port else []
+    # What is said by `--conf` comes last, and wins.
+    return [f"--conf={text}" for text in (*ui, *settings.conf)]
 
 
 def _check(config: SparkConfig) -> None:

@@ -29,6 +29,7 @@ _WAIT_MS = 200
 _WAIT_MS_MAX = 20_000
 _BODY_BYTES_MAX = 1 << 20
 _CODE = re.compile(r"Err[A-Za-z0-9]{1,60}")
+_UI = re.compile(r"https?://[A-Za-z0-9._\[\]:-]{1,200}")
 _MESSAGE_CHARACTERS_MAX = 2000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 Answer: TypeAlias = dict[str, Any]
@@ -150,15 +151,19 @@ class JobReport:
         commits = _optional_text(doc, "commits") or ""
         if commits and commits not in COMMITS:
             raise FlightRequestError(f"`commits` must be one of {', '.join(COMMITS)}")
+        ui = _optional_text(doc, "ui") or ""
+        # The console makes a link of it.
+        if ui and not _UI.fullmatch(ui):
+            raise FlightRequestError("`ui` must be http://host:port or https://host:port")
         cut_ts = _optional_number(doc, "cut_ts") or 0
         if state not in (RETRYING, FAILED):
-            return cls(_text(doc, "changefeed"), Report(state, cut_ts, commits=commits))
+            return cls(_text(doc, "changefeed"), Report(state, cut_ts, commits=commits, ui=ui))
         code = _text(doc, "code")
         if not _CODE.fullmatch(code):
             raise FlightRequestError("`code` must be Err and at most 60 letters and digits")
         # It is shown to people, in terminals and logs: no line of a report may look like another's.
         message = _CONTROL.sub(" ", _optional_text(doc, "message") or "")[:_MESSAGE_CHARACTERS_MAX]
-        return cls(_text(doc, "changefeed"), Report(state, cut_ts, code, message, commits))
+        return cls(_text(doc, "changefeed"), Report(state, cut_ts, code, message, commits, ui))
 
 
 @dataclass(frozen=True, slots=True)

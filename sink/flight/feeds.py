@@ -111,6 +111,8 @@ class Report:
     message: str = ""
     commits: str = ""
     """What it commits in one step, one of `COMMITS`; empty: it did not say."""
+    ui: str = ""
+    """The address of its Spark's web UI; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True)

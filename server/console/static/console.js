@@ -89,7 +89,10 @@ function changefeedRow(feed) {
     ].filter(Boolean)),
     cell("Lag", feed.lag_seconds === null ? "" : duration(feed.lag_seconds), "number"),
     cell("Stages", [stageBar(feed.stages)]),
-    cell("Lake job", [element("span", { class: job }, job)]),
+    cell("Lake job", [
+      element("span", { class: job }, job),
+      feed.spark_ui ? element("a", { href: feed.spark_ui, target: "_blank", rel: "noreferrer" }, "Spark UI") : null,
+    ].filter(Boolean)),
     cell("Dump", dumpCell(feed.dump)),
     cell("Sink", feed.sink_uri),
     cell("", [element("button", { onclick: () => steer(feed.id, verb) }, verb)]),

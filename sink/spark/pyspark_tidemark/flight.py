@@ -255,11 +255,16 @@ class Changefeed:
                 raise
 
     def report(
-        self, state: str, cut_ts: int, error: SourceError | None = None, commits: str = ""
+        self,
+        state: str,
+        cut_ts: int,
+        error: SourceError | None = None,
+        commits: str = "",
+        ui: str = "",
     ) -> None:
-        """Say how the job that keeps the changefeed's lake is, and what it commits in one step
-        (`cut`, `table`); tried once at each capture. A reader with a name is another job: nothing
-        is said of it.
+        """Say how the job that keeps the changefeed's lake is, what it commits in one step (`cut`,
+        `table`), and where its Spark's web UI is; tried once at each capture. A reader with a name
+        is another job: nothing is said of it.
 
         Raises:
             SourceError: nobody took the report; ErrFlightRequestInvalid from a capture that knows
@@ -272,6 +277,8 @@ class Changefeed:
             body |= {"code": error.code, "message": error.message}
         if commits:
             body["commits"] = commits
+        if ui:
+            body["ui"] = ui
         self._action("report", body, timeout_s=_REPORT_TIMEOUT_S, retry_s=0.0)
 
     def read(self, part: SliceEndpoint) -> Iterator[Any]:

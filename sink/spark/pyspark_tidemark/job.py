@@ -137,7 +137,8 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
         job = Job(_of_query(arguments, manifest.last), applier, maintenance, reporter, out)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, job.stop)
-        reporter.start(0 if manifest.last is None else start_ts, manifest.commits)
+        ui = spark.sparkContext.uiWebUrl or ""
+        reporter.start(0 if manifest.last is None else start_ts, manifest.commits, ui)
         try:
             job.run(spark, start_ts)
         finally:

@@ -18,7 +18,7 @@ PATIENCE_S = 200
 
 
 @contextlib.contextmanager
-def keeping(cluster, directory):
+def keeping(cluster, directory, *more):
     """`tidemark spark keep` for the block."""
     flags = [
         "--capture",
@@ -26,7 +26,7 @@ def keeping(cluster, directory):
         "--checkpoint-dir",
         str(directory / "checkpoints"),
     ]
-    flags += ["--http-addr", "127.0.0.1:0", "--master", "local[1]", "--trigger", "0 seconds"]
+    flags += ["--http-addr", "127.0.0.1:0", "--master", "local[1]", "--trigger", "0 seconds", *more]
     with (directory / "keep.log").open("wb") as log:
         process = subprocess.Popen([*COMMAND, "spark", "keep", *flags], stdout=log, stderr=log)
     try:

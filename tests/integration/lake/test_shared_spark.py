@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tests.integration.capture.processes import running_cluster
 from tests.integration.lake.test_databases import rows as rows_of_database
 from tests.integration.lake.test_job_errors import keeping, until
 from tests.mariadb import running_mariadb
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -87,10 +90,18 @@ def test_jobs_share_a_jvm_and_nothing_else(spark, postgres, tmp_path):
             for name, target in targets.items():
                 until(lambda name=name, target=target: newest(spark, name, target), number)
 
-        with keeping(cluster, tmp_path) as keeper:
+        with keeping(cluster, tmp_path, "--ui-port", str(free_port())) as keeper:
             change()
             all_are_current()
             assert len(jvms(keeper)) == 1
+            # Spark's UI, which all of them tell of, is on loopback.
+            shown = {
+                cluster.cli("changefeed", "query", "-c", name)["lake_job"]["spark_ui"]
+                for name in targets
+            }
+            (ui,) = shown
+            assert urllib.parse.urlsplit(ui).hostname == "127.0.0.1"
+            assert b"Spark Jobs" in urllib.request.urlopen(f"{ui}/jobs/", timeout=60).read()
             before = jvms(keeper)
 
             # One that ends and begins anew ends no other one.

@@ -341,6 +341,7 @@ class LakeJob(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     FAILED_CHANGEFEED_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
+    SPARK_UI_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     """ready, retrying, failed, or silent if it has not reported for too long."""
     cut_ts: _builtins.int
@@ -353,6 +354,8 @@ class LakeJob(_message.Message):
     """What becomes visible in one step: "cut", all tables of a cut in one commit of a catalog, for every engine; "table", each table by
     itself, and the lake's manifest says which of their versions belong together. Empty: the job has not said.
     """
+    spark_ui: _builtins.str
+    """The address of its Spark's web UI; empty: it has none."""
     @_builtins.property
     def error(self) -> Global___RunningError: ...
     def __init__(
@@ -364,10 +367,11 @@ class LakeJob(_message.Message):
         error: Global___RunningError | None = ...,
         failed_changefeed: _builtins.bool = ...,
         commits: _builtins.str = ...,
+        spark_ui: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "cut_ts", b"cut_ts", "error", b"error", "failed_changefeed", b"failed_changefeed", "state", b"state", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "cut_ts", b"cut_ts", "error", b"error", "failed_changefeed", b"failed_changefeed", "spark_ui", b"spark_ui", "state", b"state", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,7 +37,7 @@ class Reporter:
         self._changefeed = changefeed
         self._every_s = every_s
         self._cut_ts = 0
-        self._commits = ""
+        self._commits = self._ui = ""
         self._applied = threading.Event()
         self._ended = threading.Event()
         self._understood = True
@@ -45,11 +45,11 @@ class Reporter:
         """What the job has to end by."""
         self._thread = threading.Thread(target=self._run, name="job-reports", daemon=True)
 
-    def start(self, cut_ts: int = 0, commits: str = "") -> None:
-        """Begin to report; the lake is at `cut_ts` already (0: it is empty), and `commits` is what
-        it commits in one step (`Manifest.commits`).
+    def start(self, cut_ts: int = 0, commits: str = "", ui: str = "") -> None:
+        """Begin to report; the lake is at `cut_ts` already (0: it is empty), `commits` is what it
+        commits in one step (`Manifest.commits`), and `ui` the address of Spark's web UI, if any.
         """
-        self._cut_ts, self._commits = cut_ts, commits
+        self._cut_ts, self._commits, self._ui = cut_ts, commits, ui
         self._thread.start()
 
     def applied(self, cut_ts: int) -> None:
@@ -99,7 +99,7 @@ class Reporter:
         if not self._understood:
             return
         try:
-            self._changefeed.report(state, self._cut_ts, error, self._commits)
+            self._changefeed.report(state, self._cut_ts, error, self._commits, self._ui)
         except Exception as err:  # noqa: BLE001 - whatever a capture answers, the job goes on, or ends by its own error
             self._understood = getattr(err, "code", "") != "ErrFlightRequestInvalid"
             _logger.warning("the captures could not be told that the job is %s: %s", state, err)

@@ -1,5 +1,5 @@
-"""The Spark session of the lake job: no UI, modest memory, jars and settings of one format;
-on loopback if it is local.
+"""The Spark session of the lake job: modest memory, jars and settings of one format, no web UI
+unless it is asked for; on loopback if it is local.
 
 What a cluster or a file system needs comes from where Spark and Hadoop look for it: SPARK_CONF_DIR,
 HADOOP_CONF_DIR.
@@ -47,6 +47,16 @@ _BASE = {
     # a VirtualMachineError when they are full.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
 }
+_UI = {
+    # It asks nobody for a name, and a job that somebody ended would only be started again.
+    "spark.ui.killEnabled": "false",
+    # What it remembers lies in the driver's heap, and a lake job makes jobs without end.
+    "spark.ui.retainedJobs": "200",
+    "spark.ui.retainedStages": "200",
+    "spark.ui.retainedTasks": "10000",
+    "spark.sql.ui.retainedExecutions": "100",
+}
+"""Of Spark's web UI, where it is asked for."""
 _OWN_CLASSES = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath"}
 """Classes of others, such as a file system's, may have to meet ours in one loader: Spark's own."""
 
@@ -74,6 +84,11 @@ def open_session(
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
         }
     )
+    if extra.get("spark.ui.enabled") == "true":
+        settings |= _UI
+        if master.startswith("local"):
+            # Else it listens on every address of this machine.
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     for record in records:
         settings |= record.session
     jars = _jars(lake)

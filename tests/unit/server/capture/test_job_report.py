@@ -4,6 +4,7 @@ after restarts, too.
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -173,6 +174,8 @@ def test_reports_expire_when_the_job_is_silent_but_for_that_it_has_given_up(repo
 
 def test_a_record_reads_as_it_was_written_and_garbage_is_named():
     job = JobReport(report=GAVE_UP, time="2026-11-22T00:00:00Z", received_s=7.0)
+    assert JobReport.from_json(job.to_json(), 7.0) == job
+    job = replace(job, report=Report(READY, 5, commits="cut", ui="http://127.0.0.1:4040"))
     assert JobReport.from_json(job.to_json(), 7.0) == job
     for garbage in (b"", b"[]", b'{"state": 3}'):
         with pytest.raises(CorruptError):

@@ -56,6 +56,7 @@ CHANGEFEED = pb.Changefeed(
         state="retrying",
         cut_ts=470615458987114497,
         commits="table",
+        spark_ui="http://127.0.0.1:4040",
         time="2026-11-21T10:05:01+00:00",
         error=pb.RunningError(
             code="ErrTargetFull", message="make room", time="2026-11-21T10:05:01+00:00"

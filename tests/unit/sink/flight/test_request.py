@@ -77,6 +77,8 @@ def test_a_report_is_bounded_and_its_error_is_one_line():
     assert report.commits == ""
     ready = JobReport.parse(body(changefeed="a", state="ready", commits="cut"))
     assert ready.report.commits == "cut"
+    for ui in ("http://127.0.0.1:4040", "https://[::1]:4040", "http://a-b.example"):
+        assert JobReport.parse(body(changefeed="a", state="ready", ui=ui)).report.ui == ui
     assert JobReport.parse(body(changefeed="a", state="ready", code="ErrX")) == JobReport(
         "a", Report("ready")
     )
@@ -93,6 +95,9 @@ def test_a_report_is_bounded_and_its_error_is_one_line():
         ({"state": "retrying", "code": "ErrX\n"}, "`code`"),
         ({"state": "ready", "cut_ts": -1}, "`cut_ts`"),
         ({"state": "ready", "commits": "rows"}, "`commits`"),
+        ({"state": "ready", "ui": "javascript:alert(1)"}, "`ui`"),
+        ({"state": "ready", "ui": "http://a/'onclick=x"}, "`ui`"),
+        ({"state": "ready", "ui": "http://a\n"}, "`ui`"),
         ({"state": "failed", "code": "ErrX", "message": 7}, "`message`"),
     ],
 )
