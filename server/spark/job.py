@@ -44,8 +44,11 @@ DRAIN_SECONDS = 60.0
 EXIT_AGAIN = 75
 """The job's own status for "the same command may succeed later" (EX_TEMPFAIL)."""
 BACKOFF_SECONDS, BACKOFF_SECONDS_MAX = 0.5, 60.0
-_ENDED = (0, 1, EXIT_AGAIN)
-"""Statuses of a job that has ended by itself; any other one was killed."""
+_ENDED = (0, 1, EXIT_AGAIN, -signal.SIGTERM)
+"""Statuses of a job that has nothing under way in a JVM; with any other one it was killed. A job
+dies of SIGTERM while Python still imports its modules, as when its changefeed fails at once; later
+it answers it (`run_to_the_end`).
+"""
 _CODE = re.compile(r"\[TM:(?P<code>Err[A-Za-z0-9]+)\] (?P<message>.*)", re.S)
 LINE_BYTES = 1 << 20
 

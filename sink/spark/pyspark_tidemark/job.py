@@ -52,6 +52,8 @@ from pyspark_tidemark.progress import document
 EXIT_OK, EXIT_ERROR, EXIT_AGAIN = 0, 1, 75
 _FINISH_S, _FINISH_STEP_S = 30.0, 0.1
 _LOST = "ErrSparkLost"
+_asked_to_end = threading.Event()
+"""A SIGTERM came before there were batches to end after."""
 
 
 _LOG_VERSION, _LOG_LINES = "v1", 3
@@ -122,6 +124,8 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
             _finish(changefeed, start_ts, out)
             return EXIT_OK
 
+        if _asked_to_end.is_set():
+            return EXIT_OK
         spark = session()
         target = open_target(arguments, spark, manifest)
         writers = TableWriters(arguments.source_options, spark, arguments.parallel, arguments.write)
@@ -137,6 +141,8 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
         job = Job(_of_query(arguments, manifest.last), applier, maintenance, reporter, out)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, job.stop)
+        if _asked_to_end.is_set():
+            job.stop()
         ui = spark.sparkContext.uiWebUrl or ""
         reporter.start(0 if manifest.last is None else start_ts, manifest.commits, ui)
         try:
@@ -418,7 +424,11 @@ def _follow_parent() -> None:
 
 
 def run_to_the_end(argv: Sequence[str]) -> int:
-    """`main`, and nothing ends the process before it has said its exit code."""
+    """`main`, whose exit code says whether something may be under way in a JVM of several jobs:
+    a SIGTERM ends it between its steps, and nothing ends it before it has said that code.
+    """
+    if is_attached():
+        signal.signal(signal.SIGTERM, lambda *_: _asked_to_end.set())
     status = main(argv)
     # Python takes its handlers down before it ends. A SIGTERM then would make a job that has ended
     # look like one that was killed in a write, for which `spark keep` ends the application of all.

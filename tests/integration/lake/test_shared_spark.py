@@ -115,6 +115,18 @@ def test_jobs_share_a_jvm_and_nothing_else(spark, postgres, tmp_path):
             others = {name: job_of(keeper, name) for name in targets} | {"delta": 0}
             assert others == jobs | {"delta": 0}
 
+            # Nor does one that is asked to end while it starts.
+            cluster.cli("changefeed", "pause", "-c", "delta")
+            until(lambda: processes(keeper, "--changefeed delta "), {})
+            cluster.cli("changefeed", "resume", "-c", "delta")
+            until(lambda: bool(processes(keeper, "--changefeed delta ")), True)
+            cluster.cli("changefeed", "pause", "-c", "delta")
+            until(lambda: processes(keeper, "--changefeed delta "), {})
+            cluster.cli("changefeed", "resume", "-c", "delta")
+            change()
+            all_are_current()
+            assert jvms(keeper) == before
+
             # What one that was killed has begun may go on in the JVM: all begin anew.
             os.kill(job_of(keeper, "iceberg"), signal.SIGKILL)
             change()

@@ -46,6 +46,35 @@ async def test_a_job_that_was_killed_says_so_and_where_its_lines_are():
         await supervised("import os; os.kill(os.getpid(), 9)", told, once=True).run()
 
 
+class Shared:
+    """Counts how often the application that the jobs share is ended."""
+
+    def __init__(self):
+        self.kills = 0
+
+    async def gateway(self, changefeed):
+        return {}
+
+    async def kill(self):
+        self.kills += 1
+
+
+@pytest.mark.parametrize(("number", "kills"), [(15, 0), (9, 1)])
+async def test_a_job_that_was_asked_to_end_while_it_starts_ends_no_other_one(number, kills):
+    """Found by a stranger: a changefeed that failed as soon as it was resumed stopped all lakes."""
+    shared = Shared()
+    one = LakeJob(
+        "one",
+        [sys.executable, "-c", f"import os; os.kill(os.getpid(), {number})"],
+        once=True,
+        on_line=lambda line: None,
+        spark=shared,
+    )
+    with pytest.raises(LakeJobError):
+        await one.run()
+    assert shared.kills == kills
+
+
 async def test_a_job_that_may_heal_is_started_again_each_time_later_and_reported(
     monkeypatch, tmp_path
 ):

@@ -2,11 +2,13 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+from pyspark_tidemark.application import PORT
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta
 from pyspark_tidemark.job import Job, _finish
@@ -149,3 +151,24 @@ sys.exit(job.run_to_the_end([]))
 def test_a_sigterm_while_python_ends_does_not_make_an_ended_job_look_killed():
     done = subprocess.run([sys.executable, "-c", LATE], check=False, timeout=60)
     assert done.returncode == 75
+
+
+EARLY = """
+import os, signal, sys
+from pyspark_tidemark import job
+
+def main(argv):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return 0 if job._asked_to_end.is_set() else 1
+
+job.main = main
+sys.exit(job.run_to_the_end([]))
+"""
+
+
+@pytest.mark.parametrize(("attached", "status"), [({PORT: "1"}, 0), ({}, -15)])
+def test_a_job_that_shares_a_jvm_is_not_ended_amid_a_step_by_an_early_sigterm(attached, status):
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY], env=os.environ | attached, check=False, timeout=60
+    )
+    assert done.returncode == status
