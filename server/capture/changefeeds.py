@@ -26,6 +26,7 @@ from server.capture.errors import (
     ChangefeedNotExistsError,
     ChangefeedStateError,
     ChangefeedUnreadableError,
+    ChangeInterruptedError,
     NotOwnerError,
     SnapshotLostError,
 )
@@ -136,15 +137,25 @@ class Changefeeds:
             long_lived.ended(sum(len(feed.catalog.read()) for feed in ended))
 
     async def carry_out(self, change: Coroutine[Any, Any, Feed]) -> Feed:
-        """Run a change to its end, even if the client goes away meanwhile;
-        raises what it raises.
+        """Run a change to its end, even if the client goes away meanwhile.
+
+        Raises:
+            ChangeInterruptedError: the changefeeds ended here meanwhile.
+            TidemarkError: what the change raises.
         """
         if self._tasks is None:
             change.close()
             raise _not_owner()
         # A client that hangs up cancels its call. A change that stopped halfway would leave a
         # stopped feed, or a safepoint of a creation, that no answer tells of.
-        outcome = await asyncio.shield(self._tasks.create_task(_outcome(change), name="change"))
+        task = self._tasks.create_task(_outcome(change), name="change")
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise ChangeInterruptedError(
+                "this capture ceased to run the changefeed while it changed it: whether it is "
+                "changed, `tidemark cli changefeed query` says in a moment"
+            )
+        outcome = task.result()
         if isinstance(outcome, TidemarkError):
             raise outcome
         return outcome

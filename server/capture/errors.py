@@ -81,6 +81,12 @@ class NotOwnerError(UnavailableError):
     code = "ErrNotOwner"
 
 
+class ChangeInterruptedError(UnavailableError):
+    """The capture lost the changefeed while it changed it; the change may be in force."""
+
+    code = "ErrChangeInterrupted"
+
+
 class AuditUnsupportedError(InvalidError):
     """An audit is asked for where nothing could be compared."""
 

@@ -33,6 +33,8 @@ _LONG_CALLS_S: Final = {"MoveTable": MOVE_S + 15.0}
 """A little longer than they may take: it is the capture that runs them which says what became of
 them.
 """
+_OF_THIS_OWNER: Final = frozenset({"ResignOwner"})
+"""What is asked of the present owner is not asked of the next one."""
 _LOCAL_S: Final = 3.0
 _MOVES_S: Final = 15.0
 """As long as the lease of a capture that died lasts, and some more."""
@@ -71,7 +73,7 @@ class Router:
         `changefeed`, or the owner.
 
         Raises:
-            NotOwnerError: there is none at this moment; and what that capture raises.
+            NotOwnerError: there is none for `_MOVES_S`; and what that capture raises.
         """
         is_forwarded, limit_s = _has(context, _FORWARDED), _LONG_CALLS_S.get(method, _FORWARD_S)
         gives_up_s = asyncio.get_running_loop().time() + _MOVES_S
@@ -86,8 +88,10 @@ class Router:
                     raise NotOwnerError("the changefeed has moved just now; ask again")
                 return await self._ask(capture, stub, method, request, _FORWARDED, limit_s)
             except UnavailableError as err:
-                # It began to move after it was found: nothing was changed, and it is found again.
-                moves = bool(changefeed) and not is_forwarded and err.code == NotOwnerError.code
+                # It began to move after it was found; or an election is under way, as when the
+                # owner was too busy to renew its lease. Nothing was changed: look again.
+                again = method not in _OF_THIS_OWNER and not is_forwarded
+                moves = again and err.code == NotOwnerError.code
                 if not moves or asyncio.get_running_loop().time() > gives_up_s:
                     raise
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -10,7 +10,11 @@ import pytest
 from server.capture import maintainers as maintainers_module
 from server.capture import owner as owner_module
 from server.capture.changefeeds import Changefeeds
-from server.capture.errors import ChangefeedNotExistsError, NotOwnerError
+from server.capture.errors import (
+    ChangefeedNotExistsError,
+    ChangeInterruptedError,
+    NotOwnerError,
+)
 from server.capture.feed import FeedFactory
 from server.capture.fence import Fence, FencedMeta
 from server.capture.job_report import failed_by_job
@@ -30,6 +34,7 @@ from server.puller.source import SourceContext
 from server.rpc.credentials import SecurityConfig
 from sink.flight.feeds import FAILED, Report
 from storage.meta.meta import Compare, Put
+from storage.model.errors import TidemarkError
 from tests.unit.server.capture.conftest import new
 from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
 from tests.unit.server.capture.test_owner import until
@@ -93,6 +98,60 @@ async def cluster(meta, upstream, tmp_path):
     yield SimpleNamespace(start=start, stop=stop, log=upstream.log)
     while running:
         await stop(next(iter(running)))
+
+
+CONTEXT = SimpleNamespace(invocation_metadata=tuple)
+
+
+async def resigned(capture):
+    capture.membership.resign()
+    await until(lambda: not capture.owner.is_active)
+
+
+async def test_what_is_asked_while_nobody_is_owner_waits_for_the_next_one(cluster):
+    capture = await cluster.start("a")
+
+    async def made():
+        return await capture.owner.carry_out(create(capture.owner, "feed"))
+
+    await resigned(capture)
+    with pytest.raises(NotOwnerError):
+        await made()
+    await capture.router.carry_out(None, "CreateChangefeed", None, CONTEXT, made)
+    await until(lambda: capture.maintainers.has("feed"))
+
+
+async def test_to_resign_is_not_asked_of_the_next_owner(cluster):
+    capture, asked = await cluster.start("a"), []
+
+    async def resign():
+        asked.append(True)
+
+    await resigned(capture)
+    with pytest.raises(NotOwnerError):
+        await capture.router.carry_out(None, "ResignOwner", None, CONTEXT, resign)
+    assert not asked
+
+
+async def test_a_change_that_the_end_of_an_owner_breaks_off_says_so(cluster):
+    capture, begun = await cluster.start("a"), asyncio.Event()
+
+    async def endless():
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        changing = tasks.create_task(outcome(capture.owner.carry_out(endless())))
+        await begun.wait()
+        await resigned(capture)
+    assert isinstance(changing.result(), ChangeInterruptedError)
+
+
+async def outcome(change):
+    try:
+        return await change
+    except TidemarkError as err:
+        return err
 
 
 async def create(owner, name):
