@@ -136,7 +136,7 @@ class Maintainers:
         not be deleted in its time would keep the changefeed from all others.
         """
         for pair in await self._meta.get_prefix(keys.MAINTAINERS):
-            changefeed = pair.key.removeprefix(keys.MAINTAINERS).decode()
+            changefeed = pair.key.removeprefix(keys.MAINTAINERS).decode(errors="replace")
             if pair.lease == lease.id and changefeed not in {*mine, *self._tasks}:
                 await self._release(Fence(pair.key, pair.create_revision))
 

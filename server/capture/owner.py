@@ -130,8 +130,12 @@ class Placement:
         """The captures that may run logs."""
         alive = await self._meta.get_prefix(keys.CAPTURES)
         draining = await self._meta.get_prefix(keys.DRAINING)
-        names = {pair.key.removeprefix(keys.CAPTURES).decode() for pair in alive}
-        names -= {pair.key.removeprefix(keys.DRAINING).decode() for pair in draining}
+        names = {
+            pair.key.removeprefix(keys.CAPTURES).decode() for pair in alive if _is_text(pair.key)
+        }
+        names -= {
+            pair.key.removeprefix(keys.DRAINING).decode(errors="replace") for pair in draining
+        }
         captures = frozenset(names - set(self._refused()))
         if captures != self._captures:
             self._captures = captures
@@ -158,7 +162,20 @@ async def captures_of(meta: Meta, prefix: bytes) -> dict[str, str]:
     (`keys.MAINTAINERS`).
     """
     pairs = await meta.get_prefix(prefix)
-    return {pair.key.removeprefix(prefix).decode(): pair.value.decode() for pair in pairs}
+    # What is no text was written by nobody of ours, and must not stop the others.
+    return {
+        pair.key.removeprefix(prefix).decode(): pair.value.decode()
+        for pair in pairs
+        if _is_text(pair.key) and _is_text(pair.value)
+    }
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class Owner(Changefeeds):

@@ -114,12 +114,12 @@ class History:
         # Without tables the checkpoint follows the log, whether or not a reader has taken the
         # change that dropped the last one: it must stay known.
         last_ts = max((ts for ts in self._changes if ts <= checkpoint_ts), default=checkpoint_ts)
-        if not self.at(checkpoint_ts):
+        if not self._has_tables(checkpoint_ts):
             return last_ts
         earlier_ts = max((ts for ts in self._changes if ts < checkpoint_ts), default=0)
         # Nor has a reader come to the change that brought the first table again, where it has not
         # acknowledged anything above.
-        if last_ts == checkpoint_ts and earlier_ts and not self.at(checkpoint_ts - 1):
+        if last_ts == checkpoint_ts and earlier_ts and not self._has_tables(checkpoint_ts - 1):
             return earlier_ts
         return checkpoint_ts
 
@@ -141,6 +141,18 @@ class History:
             for table in change.tables:
                 tables[table.name] = change.commit_ts, table
         return tables
+
+    def _has_tables(self, ts: int) -> bool:
+        """Whether any is in force for rows above `ts`; a million are not looked at for that."""
+        gone: set[str] = set()
+        for change in reversed(self._changes.values()):
+            if change.commit_ts > ts:
+                continue
+            # Whatever a later change said of a name is what counts.
+            if any(table.name not in gone for table in change.tables):
+                return True
+            gone |= {*change.dropped}
+        return False
 
     def after(self, ts: int) -> list[SchemaChange]:
         """The changes above `ts`."""

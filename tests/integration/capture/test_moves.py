@@ -7,9 +7,18 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from tidemarkpb.v1 import changefeed_pb2 as pb
 
+from storage.model.ts import physical_s
+from storage.tidb.record import encode_record
+from storage.tidb.schema import Column, TableInfo
 from tests.integration.capture.many_tables import NAMES, TABLES, Feed, Follower
-from tests.integration.capture.processes import running_cluster, transaction_client
+from tests.integration.capture.processes import (
+    Reader,
+    patiently,
+    running_cluster,
+    transaction_client,
+)
 
 pytest.importorskip("tikv_client")
 PATIENCE_S = 120
@@ -41,8 +50,8 @@ def captures_of_tables(cluster):
     return {each["table"]: each.get("capture", "") for each in listed}
 
 
-def write_until(feed, done):
-    deadline = time.monotonic() + PATIENCE_S
+def write_until(feed, done, patience_s=PATIENCE_S):
+    deadline = time.monotonic() + patience_s
     while not done():
         assert time.monotonic() < deadline
         feed.write(5)
@@ -130,6 +139,72 @@ def test_a_changefeed_goes_from_one_capture_to_two_and_back_without_beginning_ag
         assert metric(cluster, "tidemark_capture_tables_moved_total") >= 4
         assert "changefeed error" not in cluster.capture.log.read_text()
         assert cluster.cli("changefeed", "query", "-c", "many")["state"] == "normal"
+
+
+class Heated:
+    """A changefeed of tables, of which one changes a hundred times as much as all others."""
+
+    ROWS, TEXT = 20, "x" * 4000
+
+    def __init__(self, cluster, store):
+        self.tables = [
+            TableInfo.build(400 + n, f"h{n}", [Column.bigint("id"), Column.varchar("v", 8000)])
+            for n in range(8)
+        ]
+        tables = [pb.Table(schema_name="many", table_info_json=t.to_json()) for t in self.tables]
+        request = pb.CreateChangefeedRequest(id="many", sink_uri="delta:///lake", tables=tables)
+        self.start = cluster.api("CreateChangefeed", request).changefeed.start_ts
+        self.reader, self.written = Reader(cluster, "many"), 0
+        self._store = store
+
+    def write(self, transactions):
+        for _ in range(transactions):
+            self.written += 1
+            txn = self._store.begin(pessimistic=False)
+            hot, *others = self.tables
+            for number in range(self.ROWS):
+                txn.put(*encode_record(hot, {"id": number, "v": f"{self.written} {self.TEXT}"}))
+            for table in others:
+                txn.put(*encode_record(table, {"id": 1, "v": f"{self.written}"}))
+            txn.commit()
+
+    def check(self, end):
+        """Every row is there once, in order, wherever its table was."""
+        for table in self.tables:
+            rows = patiently(self.reader.read, self.start, end, f"many.{table.name}").to_pylist()
+            seen = [int(row["v"].split()[0]) for row in rows]
+            per_write = self.ROWS if table is self.tables[0] else 1
+            assert seen == [n for n in range(1, self.written + 1) for _ in range(per_write)]
+
+
+@pytest.mark.timeout(900)
+def test_tables_move_away_from_a_busy_one_once_and_stay_there(tmp_path):
+    with running_cluster(tmp_path) as cluster, transaction_client(cluster) as store:
+        cluster.another_capture()
+        feed = Heated(cluster, store)
+
+        def with_the_hot():
+            captures = captures_of_tables(cluster)
+            return sum(each == captures["many.h0"] for each in captures.values())
+
+        def tables_moved():
+            return metric(cluster, "tidemark_capture_tables_moved_total")
+
+        write_until(feed, lambda: len(set(captures_of_tables(cluster).values()) - {""}) == 2)
+        write_until(feed, lambda: with_the_hot() <= 2, patience_s=400)
+        write_until(feed, lambda: "tables moved" in cluster.capture.log.read_text())
+        # Where moves for weight end is below where they begin: with the same load, nothing moves at
+        # the next look, a minute later.
+        captures, moved, since_ts = captures_of_tables(cluster), tables_moved(), cluster.now()
+        assert moved >= 1
+        write_until(feed, lambda: seconds_between(since_ts, cluster.now()) > 75, patience_s=400)
+        assert (captures_of_tables(cluster), tables_moved()) == (captures, moved)
+        feed.check(feed.reader.wait_resolved(cluster.now()))
+        assert cluster.cli("changefeed", "query", "-c", "many")["state"] == "normal"
+
+
+def seconds_between(ts, later_ts):
+    return physical_s(later_ts) - physical_s(ts)
 
 
 @pytest.mark.timeout(600)

@@ -163,8 +163,7 @@ async def create(owner, name):
 
 async def maintained(meta):
     """Who holds the key of which changefeed."""
-    pairs = await meta.get_prefix(keys.MAINTAINERS)
-    return {pair.key.removeprefix(keys.MAINTAINERS).decode(): pair.value.decode() for pair in pairs}
+    return await owner_module.captures_of(meta, keys.MAINTAINERS)
 
 
 async def spread(meta, captures, counts):
@@ -219,6 +218,16 @@ async def test_a_drained_capture_gives_its_logs_away_and_gets_some_back(meta, cl
     assert set(held.values()) == {"ann"}
     await one.membership.drain("ben", cancel=True)
     await spread(meta, [one, two], [2, 2])
+
+
+async def test_keys_that_are_no_text_stop_nobody(meta, cluster):
+    for prefix in (keys.PLACEMENTS, keys.MAINTAINERS, keys.CAPTURES, keys.DRAINING):
+        await meta.put(prefix + b"\xff", b"\xff")
+    captures = [await cluster.start(name) for name in "ab"]
+    for name in ("one", "two"):
+        await create(captures[0].owner, name)
+    await spread(meta, captures, [1, 1])
+    assert {each.record.id for each in await captures[0].membership.members()} == {"a", "b"}
 
 
 async def test_another_owner_changes_nothing_for_the_logs_of_others(meta, cluster):
