@@ -194,6 +194,33 @@ def test_a_column_that_somebody_added_stops_the_job_by_name(lake, feed, is_amid)
     assert refused.value.code == "ErrTargetSchema"
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE {} SET TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')",
+        "ALTER TABLE {} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')",
+        "ALTER TABLE {} SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')",
+        "ALTER TABLE {} SET TBLPROPERTIES ('delta.checkpointPolicy' = 'v2')",
+        "ALTER TABLE {} CLUSTER BY (v)",
+    ],
+    ids=["commit timestamps", "row tracking", "change data feed", "checkpoints", "clusters"],
+)
+def test_a_delta_table_that_somebody_asked_more_of_follows_a_schema_change(
+    spark, tmp_path, statement
+):
+    lake, feed = Lake(spark, "delta", tmp_path), AcknowledgedFeed()
+    feed.create(0, "bank.t", id=pa.int64(), v=pa.string())
+    for number in (1, 2):
+        feed.put(number * 10 - 5, "bank.t", {"id": 1, "v": "a"}, {"id": number + 1, "v": "b"})
+    columns = {"id": pa.int64(), "w": pa.string(), "n": pa.int64()}
+    feed.alter(20, "bank.t", "ALTER TABLE …", {"v": "w"}, {"n": 7}, (), **columns)
+    for number in (3, 4):
+        feed.put(number * 10 - 5, "bank.t", {"id": 1, "w": "renamed", "n": number})
+    lake.keep(feed, 1, 3, before=3, touch=lambda: lake.sql(statement))
+    lake.keep(feed, 4, 4)
+    assert lake.shows(feed, 40)
+
+
 @MIDST
 def test_an_iceberg_table_that_somebody_partitioned_stops_the_job_until_it_is_undone(
     spark, tmp_path, feed, is_amid

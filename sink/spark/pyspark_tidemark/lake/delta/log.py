@@ -440,6 +440,17 @@ def commit_info(operation: str, parameters: Mapping[str, str], read_version: int
     return {"commitInfo": info}
 
 
+def in_commit_timestamp(metadata: Mapping[str, Any], before_ms: int) -> dict[str, Any]:
+    """What the description of a commit has to say beside, in a table that keeps the times of its
+    commits there: later than `before_ms`, the time of the commit before. Pure but for the clock.
+
+    Delta writes no more into a table with a commit that lacks it.
+    """
+    if metadata["configuration"].get("delta.enableInCommitTimestamps") != "true":
+        return {}
+    return {"inCommitTimestamp": max(now_ms(), before_ms + 1)}
+
+
 def fence(app_id: str, end_ts: int) -> dict[str, Any]:
     """The action that says up to where a table is applied: Delta's transaction identifier."""
     return {"txn": {"appId": app_id, "version": end_ts, "lastUpdated": now_ms()}}

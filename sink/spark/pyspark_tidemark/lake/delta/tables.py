@@ -40,6 +40,7 @@ from pyspark_tidemark.lake.delta.log import (
     continues,
     creation,
     fence,
+    in_commit_timestamp,
     listing,
     needs_mapping,
     positions,
@@ -307,11 +308,18 @@ class DeltaTables:
         Raises:
             SourceError: ErrTargetBusy.
         """
+        # Somebody may meanwhile have asked for what only Delta knows: then nothing is changed yet.
         if self.listing(name) is not None:
-            self.change(name, lambda current: evolved(current.metadata, current.protocol))
-            return
-        version, metadata, protocol = version_of(self.snapshot(name))
-        actions = [commit_info(_ALTERED, {}, version), *evolved(metadata, protocol)]
+            is_changed = self.change(
+                name, lambda current: evolved(current.metadata, current.protocol)
+            )
+            if is_changed or self.listing(name) is not None:
+                return
+        snapshot = self.snapshot(name)
+        version, metadata, protocol = version_of(snapshot)
+        info = commit_info(_ALTERED, {}, version)
+        info["commitInfo"] |= in_commit_timestamp(metadata, int(snapshot.timestamp()))
+        actions = [info, *evolved(metadata, protocol)]
         if len(actions) > 1 and not self._commit(name, version + 1, actions):
             raise SourceError(
                 "ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True
