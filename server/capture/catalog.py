@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NoReturn, Protocol, TypeAlias
 
 import structlog
+from pyspark_tidemark.flight import FILTER_UPDATE
+from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
@@ -129,6 +131,12 @@ class Terms:
     masks: MaskRules = NO_MASKS
     routes: RouteRules = NO_ROUTES
 
+    @property
+    def tells_statements(self) -> bool:
+        """Whether its target passes on the text of DDL statements, to who may carry them out."""
+        lake = FORMATS.get(self.target)
+        return lake is not None and lake.is_topic
+
     def takes(self, record: TableRecord) -> bool:
         """Whether the filter does."""
         return self.filter.takes(record.schema_name, record.table_name)
@@ -195,15 +203,27 @@ class _ShownChange:
     truncated: tuple[str, ...]
 
     @classmethod
-    def of(cls, change: TableChange, target: Callable[[str], str | None]) -> "_ShownChange":
+    def of(
+        cls,
+        change: TableChange,
+        target: Callable[[str], str | None],
+        *,
+        tells_statements: bool = False,
+    ) -> "_ShownChange":
         """`target` gives the name for readers of a table in force, of the source's; None: it is
         none of ours.
+
+        Where readers pass on statements, one about a routed table has no text: it names tables as
+        the source does, and who carried it out would alter others.
         """
         after = {table.name: table.target_name for table in change.tables}
         truncated = (after.get(name) or target(name) for name in change.truncated)
+        touched = (*after, *change.dropped, *change.truncated)
+        is_routed = any((after.get(name) or target(name) or name) != name for name in touched)
+        is_statement = not change.query.startswith(FILTER_UPDATE)
         return cls(
             change.commit_ts,
-            change.query,
+            "" if tells_statements and is_routed and is_statement else change.query,
             tuple(map(_shown, change.tables)),
             tuple(filter(None, map(target, change.dropped))),
             tuple(filter(None, truncated)),
@@ -264,7 +284,7 @@ class FeedCatalog:
             taken = TableChange(
                 change.commit_ts, change.query, tables, change.dropped, change.truncated
             )
-            self.versions.change(_ShownChange.of(taken, self._target))
+            self.versions.change(self._shown_change(taken))
 
     @property
     def tables(self) -> tuple[SourceTable, ...]:
@@ -375,7 +395,7 @@ class FeedCatalog:
         self.history.append(stored)
         if self._replicated is not self.history:
             self._replicated.append(stored)
-        shown = _ShownChange.of(taken, self._target)
+        shown = self._shown_change(taken)
         for table in taken.tables:
             self._add(table, taken.commit_ts)
         ddl = self.versions.change(shown)
@@ -535,6 +555,10 @@ class FeedCatalog:
 
     def _in_force(self) -> set[str]:
         return {table.name for table in self.tables}
+
+    def _shown_change(self, change: TableChange) -> _ShownChange:
+        tells_statements = self._terms.tells_statements
+        return _ShownChange.of(change, self._target, tells_statements=tells_statements)
 
     def _target(self, name: str) -> str | None:
         """The name that readers know of a table in force, by the source's; None: a table that has

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.audit import check_audit
@@ -37,7 +36,7 @@ from server.changefeed.filter import (
 from server.changefeed.identity import EarlierTables, check_not_renamed
 from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri, keeps_changes
 from server.changefeed.masks import MaskRules
-from server.changefeed.routes import RouteRuleError, RouteRules, check_conflicts
+from server.changefeed.routes import RouteRules, check_conflicts
 from server.changefeed.salt import Salt
 from server.changefeed.source import takes_keyless
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
@@ -133,12 +132,6 @@ class NewChangefeed:
         ColumnRules(self.columns, self.zero_dates)
         self.mask_rules()
         RouteRules(self.routes)
-        lake = FORMATS.get(format_of(self.sink_uri))
-        if self.routes and lake is not None and lake.is_topic:
-            raise RouteRuleError(
-                "messages of DDL statements name tables as the source does, so that whoever carries "
-                "them out would alter others: a topic takes no --route"
-            )
         check_rereads(EventFilters(self.event_filters), self.source_uri)
         check_ddl(EventFilters(self.event_filters), self.source_uri, self.sink_uri)
         if takes_keyless(self.source_uri) and not keeps_changes(self.sink_uri):

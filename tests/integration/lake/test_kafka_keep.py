@@ -93,6 +93,50 @@ def test_a_topic_has_each_change_once_and_nobody_sees_the_password(spark, broker
     assert statements == {"ALTER TABLE shop.a ADD w INT"}
 
 
+def test_routed_tables_have_their_other_names_in_messages_and_statements_no_text(
+    spark, broker, topic, tmp_path
+):
+    uri = f"kafka://{broker.address}/{topic}?protocol=canal-json&partition-num=1"
+
+    def messages():
+        documents = [each.document for each in row_messages(received(spark, broker.address, topic))]
+        return [
+            (each["type"], f"{each['database']}.{each['table']}", each.get("data") or each["sql"])
+            for each in documents
+        ]
+
+    with running_mariadb() as server, running_cluster(tmp_path) as cluster:
+        for name in ("shop_a", "shop_b"):
+            server.execute(
+                f"CREATE DATABASE {name}", f"CREATE TABLE {name}.t (id INT PRIMARY KEY, v INT)"
+            )
+        server.execute("INSERT INTO shop_a.t VALUES (1, 10)")
+        create = ["changefeed", "create", "-c", "routed", "--sink-uri", uri, "--dump"]
+        create += ["--filter", "shop_*.*", "--source-uri", f"{server.uri}?idle-row-ms=300"]
+        refused = cluster.cli(*create, "--route", "*.*=lake.{table}")
+        assert "ErrTableRouteConflict" in refused, "two tables of a topic have two names, too"
+        made = cluster.cli(*create, "--route", "shop_a.*=lake.{schema}_{table}")
+        assert made["state"] == "normal", made
+        with keeping(cluster, tmp_path):
+            expected = [("INSERT", "lake.shop_a_t", [{"id": "1", "v": "10"}])]
+            until(messages, expected)
+            server.execute(
+                "ALTER TABLE shop_a.t ADD w INT",
+                "ALTER TABLE shop_b.t ADD w INT",
+                "INSERT INTO shop_b.t VALUES (2, 20, 200)",
+                "RENAME TABLE shop_a.t TO shop_a.u",
+                "DELETE FROM shop_a.u",
+            )
+            expected += [
+                ("ALTER", "lake.shop_a_t", ""),
+                ("ALTER", "shop_b.t", "ALTER TABLE shop_b.t ADD w INT"),
+                ("INSERT", "shop_b.t", [{"id": "2", "v": "20", "w": "200"}]),
+                ("RENAME", "lake.shop_a_u", ""),
+                ("DELETE", "lake.shop_a_u", [{"id": "1", "v": "10", "w": None}]),
+            ]
+            until(messages, expected)
+
+
 def only_job(pid):
     """The process of the one job."""
     jobs = [each for each in descendants(pid) if "pyspark_tidemark.job" in command(each)]

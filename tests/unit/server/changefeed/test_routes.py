@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark_tidemark.flight import FILTER_UPDATE
 
 from server.capture.catalog import FeedCatalog, Terms
-from server.capture.creation import NewChangefeed, TableSelection, eligible
+from server.capture.creation import TableSelection, eligible
 from server.capture.source.mysql import mysql_table
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
@@ -111,19 +112,11 @@ def test_a_target_holds_the_names_that_it_gets() -> None:
     chosen(record("t" * 64), rules=("*.*=l.t",), lake="postgresql")
 
 
-def test_a_topic_takes_no_routes_as_its_statements_have_the_sources_names() -> None:
-    new = NewChangefeed(
-        id="f", sink_uri="kafka://h:9092/t?protocol=canal-json", rules=["*.*"], routes=["a.b=c.d"]
-    )
-    with pytest.raises(RouteRuleError, match="a topic takes no --route"):
-        new.records()
-
-
 async def _saved(_: SchemaChange) -> None: ...
 
 
-def catalog(rules: tuple[str, ...], *changes: SchemaChange) -> FeedCatalog:
-    terms = Terms("f", TableFilter(["*.*"]), routes=RouteRules(rules))
+def catalog(rules: tuple[str, ...], *changes: SchemaChange, lake: str = "") -> FeedCatalog:
+    terms = Terms("f", TableFilter(["*.*"]), target=lake, routes=RouteRules(rules))
     return FeedCatalog(terms, SOURCE, History(changes), START, _saved)
 
 
@@ -161,6 +154,30 @@ async def test_readers_see_a_table_under_its_name_in_the_target_through_ddls() -
     assert found is not None
     assert feed.named("b.t") is None
     assert feed.source_names(["a.u", "c.u"], 5) == ("b.u", "c.u")
+
+
+async def test_a_topic_has_no_text_of_a_statement_about_a_routed_table() -> None:
+    rules = ("a.*=l.{table}",)
+    tables = (record("t", 7, "a"), record("t", 8, "b"), record("w", 6, "a"))
+    feed = catalog(rules, routed(rules, *tables), lake="kafka")
+    moved = taken(feed, record("t", 7, "c"))
+    new = taken(feed, record("u", 9, "c"))
+    coming = taken(feed, record("v", 10, "a"))
+    for change in (
+        TableChange(2, "TRUNCATE a.t", truncated=("a.t",)),
+        TableChange(3, "TRUNCATE b.t", truncated=("b.t",)),
+        TableChange(4, "DROP a.w, b.t", dropped=("a.w", "b.t")),
+        TableChange(5, "RENAME a.t TO c.t", (moved,), dropped=("a.t",)),
+        TableChange(6, "CREATE c.u", (new,)),
+        TableChange(7, f"{FILTER_UPDATE} a.v */", (coming,)),
+    ):
+        await feed.change(change)
+    for each in (feed, catalog(rules, *feed.history, lake="kafka")):
+        queries = [ddl.query for ddl in each.versions.ddls(2)]
+        assert queries == ["", "TRUNCATE b.t", "", "", "CREATE c.u", f"{FILTER_UPDATE} a.v */"]
+    assert [change.query for change in feed.history][1:3] == ["TRUNCATE a.t", "TRUNCATE b.t"]
+    lake = catalog(rules, *feed.history, lake="delta")
+    assert next(ddl.query for ddl in lake.versions.ddls(2)) == "TRUNCATE a.t"
 
 
 async def test_a_ddl_that_brings_two_tables_into_one_is_refused_and_changes_nothing() -> None:

@@ -99,7 +99,7 @@ class DebeziumJson:
             "ts_ms": built_ms,
             "databaseName": database,
             "schemaName": None,
-            "ddl": ddl.query,
+            "ddl": ddl.query or None,
             "tableChanges": [change],
         }
         key = self._document({"databaseName": database}, _DDL_KEY)
