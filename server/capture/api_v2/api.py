@@ -280,7 +280,7 @@ class _Operations:
         tables = [
             table.table_id
             for table in shown.tables
-            if (table.capture or shown.maintainer) == capture
+            if capture in (table.capture or shown.maintainer).split(", ")
         ]
         return {"table_ids": tables}
 

@@ -27,12 +27,12 @@ async def regions_within(pd: PdClient, start_key: bytes, end_key: bytes) -> list
         UnavailableError: the coordinator does not answer.
     """
     begins: list[bytes] = []
-    key, encoded_end = encode_bytes(start_key), encode_bytes(end_key) if end_key else b""
+    key, encoded_end = start_key, encode_bytes(end_key) if end_key else b""
     while True:
-        routes = await pd.scan_regions(key, encoded_end, _REGIONS_AT_ONCE)
+        routes = await pd.scan_regions(encode_bytes(key), encoded_end, _REGIONS_AT_ONCE)
         begins += [begin for route in routes if (begin := region_start(route)) > start_key]
         # Where a region is splitting, the coordinator may know fewer for a moment.
-        following = after(routes[-1], encoded_end) if len(routes) == _REGIONS_AT_ONCE else None
+        following = after(routes[-1], end_key) if len(routes) == _REGIONS_AT_ONCE else None
         if following is None or following <= key:
             return sorted({*begins})
         key = following

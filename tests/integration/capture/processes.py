@@ -7,16 +7,22 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
 import pyarrow as pa
 import pyarrow.flight as fl
+from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import pdpb_pb2 as pdpb
 from kvproto.pdpb_pb2_grpc import PDStub
+from kvproto.tikvpb_pb2_grpc import TikvStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
+from server.rpc.client import connect
+from server.rpc.pd import PdClient
+from storage.codec import encode_bytes
 from storage.model.ts import compose
 from tests.ports import free_port
 from tests.split_keys import FIRST_REGIONS
@@ -187,6 +193,26 @@ def running_cluster(directory: Path, *capture_flags: str):
         yield cluster
     finally:
         cluster.stop()
+
+
+def run(coroutine):
+    """In a thread of its own: tikv-client needs this one's event loop."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, coroutine).result()
+
+
+async def split(pd_addr, key):
+    """Let a region begin at a key."""
+    async with PdClient.open(pd_addr) as pd:
+        route = await pd.region(encode_bytes(key))
+        context = kvrpcpb.Context(
+            region_id=route.region.id, region_epoch=route.region.region_epoch, peer=route.leader
+        )
+        async with connect(route.address) as channel:
+            answer = await TikvStub(channel).SplitRegion(
+                kvrpcpb.SplitRegionRequest(context=context, split_keys=[key])
+            )
+        assert len(answer.regions) == 2, answer
 
 
 class Reader:

@@ -4,21 +4,17 @@ import asyncio
 import json
 import random
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow.flight as fl
 import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
-from kvproto.tikvpb_pb2_grpc import TikvStub
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.demo.bank import ACCOUNTS, TRANSFERS
-from server.rpc.client import connect
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
-from storage.codec import encode_bytes
 from storage.tidb.record import encode_record
-from tests.integration.capture.processes import Reader, patiently, running_cluster
+from tests.integration.capture.processes import Reader, patiently, run, running_cluster, split
 
 tikv_client = pytest.importorskip("tikv_client")
 ACCOUNTS_NAME = "bank.accounts"
@@ -323,31 +319,12 @@ def test_the_capture_drains_at_sigterm(cluster):
     cluster.capture.start()
 
 
-def run(coroutine):
-    """In a thread of its own: tikv-client needs this one's event loop."""
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(asyncio.run, coroutine).result()
-
-
 async def leave_a_lock(pd_addr, identity):
     """A client prewrites and dies; its lock's TTL ends soon."""
     key, value = account(identity, 1)
     async with PdClient.open(pd_addr) as pd, KvClient.open(pd) as kv:
         mutation = kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=value)
         await kv.prewrite([mutation], primary=key, start_version=await pd.tso(), lock_ttl_ms=100)
-
-
-async def split(pd_addr, key):
-    async with PdClient.open(pd_addr) as pd:
-        route = await pd.region(encode_bytes(key))
-        context = kvrpcpb.Context(
-            region_id=route.region.id, region_epoch=route.region.region_epoch, peer=route.leader
-        )
-        async with connect(route.address) as channel:
-            answer = await TikvStub(channel).SplitRegion(
-                kvrpcpb.SplitRegionRequest(context=context, split_keys=[key])
-            )
-        assert len(answer.regions) == 2, answer
 
 
 def one_owner(captures):

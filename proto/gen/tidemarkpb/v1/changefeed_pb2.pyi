@@ -130,7 +130,9 @@ class TableStatus(_message.Message):
     schema_ts: _builtins.int
     """The commit_ts of the DDL that gave its schema; the start of the changefeed for the first one."""
     capture: _builtins.str
-    """Which capture, or worker process, pulls and serves it; empty: the one that runs the changefeed."""
+    """Which capture, or worker process, pulls and serves it; empty: the one that runs the changefeed.
+    Of a table that is split: all that have a part, with commas and blanks between, in the order of their keys.
+    """
     rows_per_s: _builtins.float
     """How much it has changed in the last minute or two of its upstream's time."""
     bytes_per_s: _builtins.float

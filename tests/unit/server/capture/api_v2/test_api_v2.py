@@ -1,6 +1,7 @@
 """TiCDC's HTTP API: what bodies ask for, what is refused by name, and that its document is true."""
 
 import json
+import tomllib
 
 import grpc
 import pytest
@@ -99,6 +100,31 @@ def test_tables_without_a_key_are_asked_for_in_ticdcs_words():
         documents.creation(json.dumps(body).encode())
     read = documents.ReplicaConfig.parse_toml("force-replicate = true")
     assert read.force_replicate
+
+
+@pytest.mark.parametrize(
+    ("text", "regions"),
+    [
+        ("", 0),
+        ("[scheduler]\nenable-table-across-nodes = false\nregion-threshold = 5", 0),
+        ("[scheduler]\nenable-table-across-nodes = true", 100_000),
+        ("[scheduler]\nenable-table-across-nodes = true\nregion-threshold = 5", 5),
+        ("[scheduler]\nenable-table-across-nodes = true\nwrite-key-threshold = 0", 100_000),
+    ],
+)
+def test_big_tables_are_split_as_ticdcs_scheduler_section_asks(text, regions):
+    config = documents.ReplicaConfig.parse_toml(text)
+    assert config.region_threshold == regions
+    document = documents._with_underscores(tomllib.loads(text))
+    body = {"sink_uri": "delta:///d", "replica_config": document}
+    request = documents.creation(json.dumps(body).encode())
+    assert request.region_threshold == regions
+
+
+def test_a_write_key_threshold_is_refused():
+    text = "[scheduler]\nenable-table-across-nodes = true\nwrite-key-threshold = 9"
+    with pytest.raises(InvalidError, match="write_key_threshold"):
+        documents.ReplicaConfig.parse_toml(text)
 
 
 def test_without_id_and_filter_it_gets_an_id_and_all_tables():

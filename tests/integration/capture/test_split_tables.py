@@ -1,0 +1,97 @@
+"""Tables that are split over captures: a reader gets every row once, in the order of the whole
+table, while captures join, die and leave. Transactions take rows from one part to another.
+"""
+
+import random
+
+import pytest
+
+from storage.tidb.record import encode_record, record_key
+from tests.integration.capture.many_tables import NAMES, TABLES, Feed
+from tests.integration.capture.processes import (
+    run,
+    running_cluster,
+    split,
+    transaction_client,
+)
+from tests.integration.capture.test_moves import captures_of_tables, followed, write_until
+
+pytest.importorskip("tikv_client")
+OPS = ("delete", "update", "insert")
+KEYS = 60
+SPLIT = TABLES[:2]
+BORDERS = (20, 40)
+
+
+class MovingRows(Feed):
+    """Each transaction deletes, changes and inserts rows all over each table."""
+
+    def __init__(self, cluster, store, **more):
+        super().__init__(cluster, store, **more)
+        self._random = random.Random(20)
+        self._rows = {}
+
+    def write(self, transactions):
+        for _ in range(transactions):
+            self.written += 1
+            keys, changes = self._random.sample(range(KEYS), 6), []
+            txn = self._store.begin(pessimistic=False)
+            for place, key in enumerate(keys):
+                before = self._rows.get(key)
+                if before is not None and place < 3:
+                    changes.append(("delete", key, before))
+                    del self._rows[key]
+                    for table in TABLES:
+                        txn.delete(record_key(table.id, key))
+                else:
+                    changes.append(("insert" if before is None else "update", key, self.written))
+                    self._rows[key] = self.written
+                    for table in TABLES:
+                        txn.put(*encode_record(table, {"id": key, "v": self.written}))
+            txn.commit()
+            self.expected += sorted(changes, key=lambda each: (OPS.index(each[0]), each[1]))
+
+
+def split_over(cluster, count):
+    """Whether the big tables are on so many captures each, and the others on one."""
+    captures = captures_of_tables(cluster)
+    counts = [len({*captures[name].split(", ")} - {""}) for name in NAMES]
+    return counts == [count] * len(SPLIT) + [1] * (len(NAMES) - len(SPLIT))
+
+
+@pytest.mark.timeout(900)
+def test_split_tables_are_read_whole_while_captures_join_die_and_leave(tmp_path):
+    with running_cluster(tmp_path) as cluster, transaction_client(cluster) as store:
+        for table in SPLIT:
+            for border in BORDERS:
+                run(split(cluster.pd, record_key(table.id, border)))
+        feed = MovingRows(cluster, store, region_threshold=3)
+        feed.write(20)
+        assert split_over(cluster, 1)
+        with followed(feed):
+            second = cluster.another_capture()
+            write_until(feed, lambda: split_over(cluster, 2))
+            third = cluster.start(
+                "capture", "--coordinator", cluster.pd, "--data-dir", str(tmp_path / "third")
+            )
+            write_until(feed, lambda: split_over(cluster, 3))
+            feed.write(20)
+            assert "changefeed error" not in cluster.capture.log.read_text()
+            told = cluster.cli(
+                *("changefeed", "move-table", "-c", "many", "--table", NAMES[0], "--to", "nobody")
+            )
+            assert "[TM:ErrTableMoveRefused]" in told
+
+            third.kill()
+            write_until(feed, lambda: split_over(cluster, 2))
+            third.start()
+            write_until(feed, lambda: split_over(cluster, 3))
+
+            ids = {each["address"]: each["id"] for each in cluster.cli("capture", "list")}
+            for leaving, left in ((second, 2), (third, 1)):
+                cluster.cli("capture", "drain", ids[leaving.endpoints["capture"]])
+                write_until(feed, lambda left=left: split_over(cluster, left))
+                assert leaving.terminate() == 0
+            feed.write(20)
+        assert cluster.cli("changefeed", "query", "-c", "many")["state"] == "normal"
+        assert cluster.cli("changefeed", "query", "-c", "many")["region_threshold"] == 3
