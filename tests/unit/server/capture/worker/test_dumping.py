@@ -3,10 +3,13 @@ what may be lost is known before anything counts.
 """
 
 import asyncio
+from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.worker import wire
@@ -118,3 +121,75 @@ async def test_a_round_comes_to_its_end_even_if_nobody_waits_for_it() -> None:
         with pytest.raises(TableAwayError):
             await host.run_to_end(refused())
     assert ended.is_set()
+
+
+class Keys:
+    """A worker's side that reads keys of a store in some spans."""
+
+    def __init__(self, stored: list[bytes]) -> None:
+        self.ends, self.now = 0, 100
+        self.stored = stored
+        self.added: list[tuple[Span, bytes]] = []
+
+    async def read(self, table_id: int, pages: list[Page], span: Span) -> RoundRead:
+        assert table_id == span.table_id
+        self.now += 1
+        answers = []
+        for page in pages:
+            assert span.start_key <= page.begin < page.end <= span.end_key
+            keys = [key for key in self.stored if page.begin <= key < page.end][: page.limit]
+            self.added += [(span, key) for key in keys]
+            last = keys[-1] if keys else b""
+            answers.append(PageRead(len(keys), len(keys), last, len(keys) < page.limit, 0.1))
+        return RoundRead(self.now, 0, tuple(answers))
+
+
+WHOLE = Span(7, b"a", b"z")
+LETTERS = st.sets(st.sampled_from([bytes((each,)) for each in range(ord("a"), ord("z"))]))
+
+
+@given(
+    LETTERS,
+    LETTERS.map(lambda keys: sorted(keys - {b"a"})[:3]),
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.sampled_from([b"g", b"k", b"p"]),
+)
+async def test_chunks_of_a_split_table_have_each_row_once_wherever_the_parts_begin(
+    stored: set[bytes], borders: list[bytes], limits: list[int], middle: bytes
+) -> None:
+    keys, everything = [b"a", *borders, b"z"], sorted(stored)
+    spans = [Span(7, begin, end) for begin, end in pairwise(keys)]
+    sides = [Keys(everything) for _ in spans]
+    workers: list[Any] = [Worker(f"worker {number}") for number in range(len(spans))]
+    placement = TablePlacement(workers, "f", [WHOLE])
+    placement.reshape(WHOLE, dict(zip(spans, workers, strict=True)))
+    shares: Any = {
+        worker: Share(cast("Chunks", side)) for worker, side in zip(workers, sides, strict=True)
+    }
+    catalog: Any = SimpleNamespace(tables=(SimpleNamespace(span=WHOLE, name="shop.t"),))
+    sink: Any = None
+    chunks = WorkerChunks(SharedTables("f", catalog, placement, shares, sink))
+    begins = {b"a": middle, middle: b"z"}
+    cursors, rows = dict.fromkeys(begins, b""), 0
+    for number in range(200):
+        pages = {
+            begin: Page(cursors[begin] or begin, end, limits[number % len(limits)])
+            for begin, end in begins.items()
+            if begin in cursors
+        }
+        if not pages:
+            break
+        read = await chunks.read(7, list(pages.values()))
+        assert read.generation == chunks.tables()[7].generation
+        assert read.ts == max(side.now for side in sides) or not any(p.rows for p in read.pages)
+        for begin, answer in zip(pages, read.pages, strict=True):
+            rows += answer.rows
+            assert answer.rows <= pages[begin].limit
+            if answer.ends:
+                del cursors[begin]
+            else:
+                cursors[begin] = answer.last + b"\0"
+    assert not cursors
+    added = sorted(key for side in sides for _, key in side.added)
+    assert (added, rows) == (everything, len(everything))
+    assert all(span.contains(key) for side in sides for span, key in side.added)

@@ -12,16 +12,22 @@ from hypothesis import strategies as st
 from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
+from server.capture.catalog import FeedCatalog, Terms
 from server.capture.worker import wire
 from server.capture.worker.combined import changes_by_worker
+from server.changefeed.filter import TableFilter
+from server.changefeed.history import History, SchemaChange
 from server.changefeed.routes import NO_ROUTES, RouteRules
+from storage.model.span import Span
 from tests.unit.server.capture.upstream import (
+    FEED,
     NAMES,
     START,
     STATEMENTS,
     Database,
     FakeSource,
     Metadata,
+    SplittableSource,
     evolved,
     record,
 )
@@ -113,5 +119,90 @@ def test_the_shares_together_have_the_tables_of_the_whole(statements, owners, kn
                 for worker, share in shares.items()
                 for table in share.at(ts)
             )
+
+    asyncio.run(run())
+
+
+def of_whole(table):
+    """A table or part as the whole has it, and which keys."""
+    span = table.span
+    return table.name.partition("#")[0], span.table_id, table.mounter.columns, span
+
+
+def check_versions(share, whole):
+    """Where a part's versions begin and end is where those of the whole do."""
+    ranges = {
+        versions[0].span.table_id: [(each.from_ts, each.to_ts) for each in versions]
+        for versions in whole.versions.spans(0)
+    }
+    for versions in share.versions.spans(0):
+        of_part = [(each.from_ts, each.to_ts) for each in versions]
+        assert of_part == ranges[versions[0].span.table_id]
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    STATEMENTS,
+    st.lists(st.integers(0, 2), min_size=20, max_size=20),
+    st.lists(st.booleans(), min_size=20, max_size=20),
+    st.integers(0, 12),
+)
+def test_each_part_of_a_split_table_follows_its_schema_changes(
+    statements, owners, are_split, known
+):
+    source = SplittableSource()
+    split: dict[int, list[Span]] = {}
+
+    def placed(table):
+        number, span = table.span.table_id, table.span
+        if not are_split[number % len(are_split)]:
+            return [(table, owners[number % len(owners)])]
+        middle = span.start_key + b"\x50"
+        spans = [Span(number, span.start_key, middle), Span(number, middle, span.end_key)]
+        split[number] = spans
+        return [
+            (source.part(table, part), owners[(number + place) % len(owners)])
+            for place, part in enumerate(spans)
+        ]
+
+    async def kept(_):
+        return
+
+    async def run():
+        database = evolved(statements)
+        changes = [
+            replace(each, tables=tuple(source.table(table.record) for table in each.tables))
+            for each in database.changes
+        ]
+        start = SchemaChange(START, tables=tuple(Database().tables.values()))
+        terms = Terms(FEED, TableFilter(["*.*"]))
+        whole = FeedCatalog(terms, source, History([start]), START, kept)
+        began = [pair for table in whole.tables for pair in placed(table)]
+        for change in changes[:known]:
+            await whole.change(change)
+        early = [changes_by_worker(whole, ddl, placed) for ddl in whole.versions.ddls(START + 1)]
+        shares = {}
+        for worker in range(3):
+            tables = [table for table, owner in began if owner == worker]
+            parts = [of_all[worker] for of_all in early if worker in of_all]
+            request = run_request(whole, tables, parts)
+            shares[worker] = wire.assignment(request, source).catalog
+        for change in changes[known:]:
+            await whole.change(change)
+            [ddl] = whole.versions.ddls(change.commit_ts)
+            for worker, part in changes_by_worker(whole, ddl, placed).items():
+                message = pb.ShareChange.FromString(wire.change_message(part).SerializeToString())
+                for _ in range(2):
+                    await shares[worker].change(wire.change_of(message, source))
+        for ts in range(START, database.ts + 11, 10):
+            expected = [
+                (name, number, columns, span)
+                for name, number, columns, whole_span in map(of_whole, whole.at(ts))
+                for span in split.get(number, [whole_span])
+            ]
+            found = [of_whole(table) for share in shares.values() for table in share.at(ts)]
+            assert sorted(found) == sorted(expected)
+        for share in shares.values():
+            check_versions(share, whole)
 
     asyncio.run(run())
