@@ -46,6 +46,11 @@ class JobSettings:
         "on: rows that are gone are masked; off: Delta writes files anew, Iceberg writes equality "
         "deletes",
     )
+    partition_by: str = setting(
+        "",
+        "partitions of tables, as 'shop.orders=days(created_at),bucket(16,id); shop.*=region'; the "
+        "first rule that fits a table counts",
+    )
     write: str = setting(
         "auto",
         "who reads the rows of a cut and writes their files: spark, tasks only; driver, the driver "
@@ -131,6 +136,7 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
         "--until-ts": str(config.until_ts or ""),
         "--compact-every": str(config.compact_every),
         "--deletion-vectors": config.deletion_vectors,
+        "--partition-by": config.partition_by,
         "--write": config.write,
         "--ca-path": security.ca_path,
         "--cert-path": security.cert_path,

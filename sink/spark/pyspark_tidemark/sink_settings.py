@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pyspark_tidemark.lake.format import DELETION_VECTORS, EVOLUTIONS, MODES, ON_DROP, WRITES
+from pyspark_tidemark.lake.partitioning import rules_fault
 
 _DURATION = re.compile(r"[1-9][0-9]{0,8} ?(millisecond|second|minute)s?")
 
@@ -47,6 +48,7 @@ SETTINGS: Final[Mapping[str, Callable[[str], str]]] = {
     "on-drop": _one_of(ON_DROP),
     "deletion-vectors": _one_of(DELETION_VECTORS),
     "write": _one_of(WRITES),
+    "partition-by": rules_fault,
     "keep-cuts-hours": _hours,
     "compact-every": _whole_number(0),
     "trigger": _duration,

@@ -25,8 +25,9 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.format import MODES, SPARK
+from pyspark_tidemark.lake.format import COLUMNS, MODES, SPARK
 from pyspark_tidemark.lake.kafka import settings as kafka
+from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.registry import FORMATS, find_format
 from pyspark_tidemark.sink_settings import SETTINGS, faults
 
@@ -377,6 +378,28 @@ class SinkUri:
                 "there; leave the option out",
             )
 
+    def partitions(self, text: str) -> PartitionRules:
+        """What the option `partition-by` says, for tables of this format.
+
+        Raises:
+            SourceError: ErrPartitionUnsupported.
+        """
+        if fault := SETTINGS["partition-by"](text) or partition_fault(self.format, text):
+            raise SourceError(
+                "ErrPartitionUnsupported", f"--partition-by is {fault}, not {text[:80]!r}"
+            )
+        return PartitionRules.parse(text)
+
+
+def partition_fault(lake_format: str, text: str) -> str:
+    """What a valid value of `partition-by` has to be for a format, or nothing if it is that."""
+    rules, known = PartitionRules.parse(text), find_format(lake_format).partitions
+    if rules.rules and not known:
+        return f"nothing for a {lake_format} target, whose tables have no partitions"
+    if known == COLUMNS and not rules.has_only_columns():
+        return f"columns as they are for a {lake_format} target, which has no transforms"
+    return ""
+
 
 def format_of(text: str) -> str:
     """The format that a stored sink URI asks for, also where it is not valid,
@@ -522,6 +545,11 @@ def _options(
         lake_format, is_remote=system in SYSTEMS
     ):
         wrong.append("write=spark: only the driver can write to such a target")
+    partitions = dict(options).get("partition-by", "")
+    if not SETTINGS["partition-by"](partitions) and (
+        fault := partition_fault(lake_format, partitions)
+    ):
+        wrong.append(f"partition-by is {fault}")
     if wrong:
         raise _invalid(f"options of the sink URI: {'; '.join(wrong)}{advice}")
     return options

@@ -27,6 +27,8 @@ LAKES = (
     "iceberg?mode=upsert&deletion-vectors=off",
     "iceberg?mode=soft-delete",
     "iceberg?mode=append",
+    "iceberg?mode=upsert&partition-by=bank.accounts=truncate(50,balance),bucket(2,id);*.*=amount",
+    "iceberg?mode=append&partition-by=*.*=_op",
     "parquet?mode=append",
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.format import DELETION_VECTORS, EVOLUTIONS, MODES, ON, ON_DROP, WRITES
+from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
@@ -38,6 +39,7 @@ class Arguments:
     deletion_vectors: bool
     write: str
     """One of `WRITES`."""
+    partitions: PartitionRules
     keep_hours: float
     mode: str
     policy: Policy
@@ -58,7 +60,8 @@ class Arguments:
         """Read the command line.
 
         Raises:
-            SourceError: ErrTargetInvalid, ErrModeUnsupported, ErrWriteUnsupported.
+            SourceError: ErrTargetInvalid, ErrModeUnsupported, ErrWriteUnsupported,
+                ErrPartitionUnsupported.
             SystemExit: bad usage.
         """
         parser = _parser()
@@ -71,6 +74,7 @@ class Arguments:
             target = target.without_settings()
         mode = target.mode(given.mode)
         target.check_write(given.write)
+        partitions = target.partitions(given.partition_by)
         tls = {"caPath": given.ca_path, "certPath": given.cert_path, "keyPath": given.key_path}
         tls["tokenFile"] = given.token_file
         return cls(
@@ -89,6 +93,7 @@ class Arguments:
             compact_every=given.compact_every,
             deletion_vectors=given.deletion_vectors == ON,
             write=given.write,
+            partitions=partitions,
             keep_hours=given.keep_cuts_hours,
             mode=mode,
             policy=Policy(mode, given.schema_evolution, given.on_drop),
@@ -180,6 +185,14 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         help=(
             "mask rows that are gone; off: Delta writes files anew, Iceberg writes equality deletes "
             "(default: %(default)s)"
+        ),
+    )
+    add(
+        "--partition-by",
+        default="",
+        help=(
+            "partitions of tables, as 'shop.orders=days(created_at),bucket(16,id); shop.*=region'; "
+            "the first rule that fits a table counts"
         ),
     )
     add(

@@ -26,6 +26,8 @@ WRITES: Final = (AUTO, DRIVER, SPARK)
 """Who reads the rows of a cut and writes their files, the default first: `lake.changes` has the
 bounds of each.
 """
+COLUMNS, TRANSFORMS = "columns", "transforms"
+"""By what a format's tables can be partitioned: columns as they are, or Iceberg's transforms."""
 KEEP, DROP = "keep", "drop"
 ON_DROP: Final = (KEEP, DROP)
 """What can become of a table that was dropped upstream, the default first."""
@@ -94,6 +96,8 @@ class LakeFormat:
     """Whether tasks of Spark can write the files of its tables."""
     tasks_write_remotely: bool = False
     """The same of its tables where only Hadoop reaches."""
+    partitions: str = ""
+    """By what its tables can be partitioned, `COLUMNS` or `TRANSFORMS`; empty: they cannot be."""
     has_catalogs: bool = False
     """Whether its tables may be in a catalog, named as `FORMAT+catalog://NAME`."""
     needs_rename: bool = False

@@ -21,7 +21,7 @@ from pyspark_tidemark.lake.iceberg.masking import Masking
 from pyspark_tidemark.lake.iceberg.rewriting import OldFile, moved, packed
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.types import with_field_ids
-from pyspark_tidemark.lake.iceberg.vectors import written
+from pyspark_tidemark.lake.iceberg.vectors import Masked, written
 
 POSITIONS = st.sets(st.integers(0, 200_000), min_size=1).map(sorted).map(np.array)
 FIELDS = pa.schema([pa.field("id", pa.int64(), metadata={b"PARQUET:field_id": b"1"})])
@@ -31,7 +31,7 @@ FIELDS = pa.schema([pa.field("id", pa.int64(), metadata={b"PARQUET:field_id": b"
 @given(st.dictionaries(st.sampled_from("abc"), POSITIONS, min_size=1))
 def test_each_vector_of_a_file_is_read_where_metadata_says(masked):
     with tempfile.TemporaryDirectory() as root:
-        masks = written(Storage(), root, {name: (at, name) for name, at in masked.items()})
+        masks = written(Storage(), root, {name: Masked(at, name) for name, at in masked.items()})
         assert len({mask.vector.location for mask in masks}) == 1
         for mask in masks:
             assert (mask.vector.positions(Storage()) == masked[mask.data_file]).all()
@@ -40,7 +40,7 @@ def test_each_vector_of_a_file_is_read_where_metadata_says(masked):
 
 def test_a_puffin_file_is_as_its_specification_says(tmp_path):
     data_file = "file:/lake/t/data/1.parquet"
-    [mask] = written(Storage(), str(tmp_path), {data_file: (np.array([1, 65_543]), None)})
+    [mask] = written(Storage(), str(tmp_path), {data_file: Masked(np.array([1, 65_543]))})
     data = Path(mask.vector.location).read_bytes()
     assert len(data) == mask.file_size
     assert data[:4] == data[-4:] == b"PFA1"
@@ -71,7 +71,7 @@ def test_nothing_masked_is_no_file(tmp_path):
 
 @pytest.mark.parametrize("at", [4, 8, 20])
 def test_a_damaged_vector_is_never_read_as_another_one(tmp_path, at):
-    [mask] = written(Storage(), str(tmp_path), {"f": (np.array([3, 5]), None)})
+    [mask] = written(Storage(), str(tmp_path), {"f": Masked(np.array([3, 5]))})
     path = Path(mask.vector.location)
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -99,7 +99,7 @@ def test_readers_see_the_rows_that_are_not_masked_where_they_are(rows, group, ma
         pq.write_table(pa.table([pa.array(ids)], schema=FIELDS), path, row_group_size=group)
         vector = None
         if masked:
-            [mask] = written(Storage(), root, {path: (np.array(masked), None)})
+            [mask] = written(Storage(), root, {path: Masked(np.array(masked))})
             vector = mask.vector
         found = [
             (place, row["id"])

@@ -22,7 +22,15 @@ This module has the record of the format. Pure, so that daemons read it without 
 
 from typing import Final
 
-from pyspark_tidemark.lake.format import APPEND, SOFT_DELETE, UPSERT, Jars, LakeFormat, own_column
+from pyspark_tidemark.lake.format import (
+    APPEND,
+    SOFT_DELETE,
+    TRANSFORMS,
+    UPSERT,
+    Jars,
+    LakeFormat,
+    own_column,
+)
 
 _JAR: Final = "org.apache.iceberg_iceberg-spark-runtime-4.1_2.13-1.12.0.jar"
 _S3_JAR: Final = "org.apache.iceberg_iceberg-aws-bundle-1.12.0.jar"
@@ -34,6 +42,7 @@ ICEBERG: Final = LakeFormat(
     entry_point="pyspark_tidemark.lake.iceberg.target:IcebergConnector",
     tasks_write=True,
     tasks_write_remotely=True,
+    partitions=TRANSFORMS,
     has_catalogs=True,
     needs_rename=True,
     # For its table library: its Spark classes are those of another Spark.

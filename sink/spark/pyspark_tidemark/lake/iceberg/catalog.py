@@ -28,6 +28,7 @@ from pyspark_tidemark.lake.iceberg.java_catalog import (
     settle,
 )
 from pyspark_tidemark.lake.iceberg.java_files import Committed, CutFiles, JavaFiles
+from pyspark_tidemark.lake.iceberg.partitions import Partitioning
 from pyspark_tidemark.lake.iceberg.storage import Storage, storage_of
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
 from pyspark_tidemark.lake.ranges import Bounds
@@ -270,16 +271,9 @@ class Catalog:
         """The layout of a table's files.
 
         Raises:
-            SourceError: ErrTargetUnusable, they lie where they cannot be written; ErrTargetSchema,
-                somebody else has partitioned the table.
+            SourceError: ErrTargetUnusable, they lie where they cannot be written;
+                ErrPartitionUnsupported.
         """
-        if table.spec().isPartitioned():
-            raise SourceError(
-                "ErrTargetSchema",
-                f"somebody else has partitioned the Iceberg table {table.name()}, into whose "
-                "partitions no cut can be written: drop its partition fields again (ALTER TABLE … "
-                "DROP PARTITION FIELD …), or choose another --target",
-            )
         schema = self.schema(table)
         ranges = None if key_ranges is None else tuple(key_ranges)
         return Layout(
@@ -288,7 +282,12 @@ class Catalog:
             tuple(key),
             ranges,
             self.storage(table),
+            Partitioning.parse(self.spec_json(table)),
         )
+
+    def spec_json(self, table: Any, spec: Any = None) -> str:
+        """A partition spec, by default the current one, as Iceberg's JSON."""
+        return str(self._iceberg.PartitionSpecParser.toJson(table.spec() if spec is None else spec))
 
     def storage(self, table: Any) -> Storage:
         """What opens the files of a table.
@@ -467,9 +466,14 @@ class Catalog:
         return self._gateway.new_array(self._int, length)
 
     @property
+    def expressions(self) -> Any:
+        """Iceberg's class that makes filters and terms."""
+        return self._iceberg.expressions.Expressions
+
+    @property
     def always_true(self) -> Any:
         """The filter that lets all rows through."""
-        return self._iceberg.expressions.Expressions.alwaysTrue()
+        return self.expressions.alwaysTrue()
 
     def identifier(self, name: str) -> Any:
         """Iceberg's name of a table."""

@@ -16,6 +16,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.columns import map_in_arrow, with_columns
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task
+from pyspark_tidemark.lake.iceberg.partition_specs import PartitionSpecs
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.types import type_name
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
@@ -29,12 +30,16 @@ def evolve(catalog: Catalog, name: str, change: SchemaChange) -> None:
     """Change the columns, record their identities, and make a snapshot with the new schema.
 
     Nobody else may commit meanwhile.
+
+    Raises:
+        SourceError: ErrPartitionUnsupported, a column that partitions the table is to be dropped or
+            widened.
     """
     # The snapshot, although it has no files: readers take the schema of a snapshot, so that of the
     # newest one must never be older than the table's.
     transaction = catalog.begin(catalog.load(name))
     position = catalog.position(transaction.table(), name) or 0
-    _change_columns(catalog, transaction, change)
+    _change_columns(catalog, transaction, name, change)
     if change.added and not change.filled:
         # An update of its own: a name that this change frees is not free within the same update.
         columns = transaction.updateSchema()
@@ -45,9 +50,12 @@ def evolve(catalog: Catalog, name: str, change: SchemaChange) -> None:
     catalog.fenced(transaction, transaction.newAppend(), position)
 
 
-def _change_columns(catalog: Catalog, transaction: Any, change: SchemaChange) -> None:
+def _change_columns(catalog: Catalog, transaction: Any, name: str, change: SchemaChange) -> None:
     if not (change.renamed or change.dropped or change.widened):
         return
+    partitions = PartitionSpecs(catalog)
+    widened = [change.old_names.get(field.name, field.name) for field in change.widened]
+    partitions.check_change(transaction.table(), name, widened=widened, dropped=change.dropped)
     update = transaction.updateSchema()
     identifiers = set(transaction.table().schema().identifierFieldNames())
     # Iceberg gives each rename to the identifiers by name, one after the other, and takes a swap
@@ -134,7 +142,7 @@ def _rewritten(catalog: Catalog, transaction: Any, old: Snapshot, rows: DataFram
     table, rewrite = transaction.table(), transaction.newRewrite()
     task = rows_by_task(catalog.layout(table, ()))
     for row in map_in_arrow(rows, task, from_arrow_schema(WRITTEN)).collect():
-        rewrite.addFile(catalog.java_files.data(table, Written(*row)))
+        rewrite.addFile(catalog.java_files.data(table, Written.parse(row)))
     rewrite.validateFromSnapshot(old.id)
     for file in (*old.data, *old.deletes):
         rewrite.deleteFile(file)
@@ -150,6 +158,8 @@ def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
     transaction = catalog.begin(catalog.load(table.name))
     stored = transaction.table()
     position = catalog.position(stored, table.name) or ts
+    partitions = PartitionSpecs(catalog)
+    partitions.free(transaction)
     earlier = transaction.updateSchema()
     earlier.setIdentifierFields(catalog.strings(()))
     for column in catalog.schema(stored).names:
@@ -161,6 +171,7 @@ def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
         add(NO_PARENT, field.name, catalog.java_type(type_name(field.type)))
     own.setIdentifierFields(catalog.strings(table.key))
     own.commit()
+    partitions.begin_anew(transaction)
     catalog.record_column_ids(transaction, table.column_ids)
     delete = transaction.newDelete().deleteFromRowFilter(catalog.always_true)
     catalog.fenced(transaction, delete, position)

@@ -16,15 +16,25 @@ import pyarrow.parquet as pq
 from pyspark_tidemark.lake.changes import DELETE, INSERT
 from pyspark_tidemark.lake.files import file_system, is_on_disk, sync
 from pyspark_tidemark.lake.fold import FIRST_OP
+from pyspark_tidemark.lake.iceberg.partitions import UNPARTITIONED, Partition, Partitioning
 from pyspark_tidemark.lake.iceberg.storage import Storage, is_s3
-from pyspark_tidemark.lake.iceberg.types import key_fields
+from pyspark_tidemark.lake.iceberg.types import field_ids, key_fields
 from pyspark_tidemark.lake.iceberg.vectors import Vector
 from pyspark_tidemark.lake.ranges import Bounds, possible
 
 MOST_NEAR = 64
 """Of the ranges that are compared with each key; where more are near, a delete is cheaper."""
-WRITTEN = pa.schema([("path", pa.string()), ("deletes", pa.bool_()), ("size", pa.int64())])
+WRITTEN = pa.schema(
+    [
+        ("path", pa.string()),
+        ("deletes", pa.bool_()),
+        ("size", pa.int64()),
+        ("partition", pa.struct([("spec", pa.int32()), ("values", pa.string())])),
+    ]
+)
 """What tasks yield, one row a `Written`."""
+OPEN_FILES_MAX = 256
+"""Rows of more partitions than that go to further files."""
 SHARE_BYTES = 128 << 20
 """About so much of a file is read by one task."""
 _FIELD_ID = b"PARQUET:field_id"
@@ -46,6 +56,7 @@ class Layout:
     key_ranges: tuple[Bounds, ...] | None = None
     """All keys of the table are within one of these; None: that is not known."""
     storage: Storage = dataclasses.field(default_factory=Storage)
+    partitioning: Partitioning = dataclasses.field(default_factory=Partitioning)
     deletes_inserted: bool = False
     """Whether tasks write deletes of the keys that are inserted, too: some are there already."""
 
@@ -76,14 +87,25 @@ class Written:
     deletes: bool
     size: int
     """In bytes."""
+    partition: Partition = UNPARTITIONED
+    """Of a data file."""
+
+    @classmethod
+    def parse(cls, row: Sequence[Any]) -> "Written":
+        """A file as a task yields it."""
+        path, deletes, size, partition = row
+        return cls(path, deletes, size, Partition(*partition))
 
 
 class _File:
     """One Parquet file, made at its first row."""
 
-    def __init__(self, layout: Layout, *, deletes: bool) -> None:
+    def __init__(
+        self, layout: Layout, *, deletes: bool = False, partition: Partition = UNPARTITIONED
+    ) -> None:
         self._layout = layout
         self._deletes = deletes
+        self._partition = partition
         self._schema = layout.deletes if deletes else layout.arrow
         self._path = f"{layout.data}/{uuid.uuid4()}{'-deletes' if deletes else ''}.parquet"
         self._sink: Any = None
@@ -118,7 +140,7 @@ class _File:
             self._sink.close()
             if is_on_disk(self._path):
                 sync(file_system(self._path)[1])
-        return [Written(self._path, self._deletes, size)]
+        return [Written(self._path, self._deletes, size, self._partition)]
 
     def _opened(self) -> Any:
         system, path = self._layout.storage.open(self._path)
@@ -129,13 +151,62 @@ class _File:
         return pq.ParquetWriter(self._sink, self._schema, compression="zstd")
 
 
+class _PartitionFiles:
+    """Data files of any rows, each with those of one partition."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._names = {number: name for name, number in field_ids(layout.arrow).items()}
+        self._pending: list[Any] = []
+        self._pending_bytes = 0
+        self._open: dict[Partition, _File] = {}
+        self._written: list[Written] = []
+
+    def add(self, rows: Any) -> None:
+        # Many rows at once, as each partition that they belong to gets a piece of its own.
+        self._pending.append(rows.select(self._layout.arrow.names).cast(self._layout.arrow))
+        self._pending_bytes += self._pending[-1].nbytes
+        if self._pending_bytes >= _GROUP_BYTES:
+            self._split()
+
+    def close(self) -> list[Written]:
+        self._split()
+        self._close_files()
+        return self._written
+
+    def _split(self) -> None:
+        if not self._pending:
+            return
+        rows = pa.concat_tables(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        for partition, part in self._layout.partitioning.split(rows, self._names):
+            if partition not in self._open:
+                if len(self._open) >= OPEN_FILES_MAX:
+                    self._close_files()
+                self._open[partition] = _File(self._layout, partition=partition)
+            self._open[partition].add(part)
+
+    def _close_files(self) -> None:
+        for file in self._open.values():
+            self._written += file.close()
+        self._open = {}
+
+
+def _data_files(layout: Layout) -> "_File | _PartitionFiles":
+    if layout.partitioning.fields:
+        return _PartitionFiles(layout)
+    return _File(layout, partition=Partition(layout.partitioning.spec, UNPARTITIONED.values))
+
+
 def write(layout: Layout, live: Any, deleted: Any = None) -> list[Written]:
-    """One file of rows and one of keys (pyarrow.Tables), where there are any."""
+    """One file of rows, of each partition one, and one of keys (pyarrow.Tables), where there are
+    any.
+    """
     return _write(layout, [(live, deleted)])
 
 
 def write_rows(layout: Layout, batches: Iterator[Any]) -> list[Written]:
-    """One file of rows."""
+    """One file of rows, of each partition one."""
     return _write(layout, ((pa.Table.from_batches([batch]), None) for batch in batches))
 
 
@@ -162,8 +233,10 @@ def rows_by_task(layout: Layout) -> Any:
 
 
 def joined(layout: Layout, parts: "Iterable[Share]") -> Written | None:
-    """One file with the live rows of `parts`, in order; None: there are none."""
-    file = _File(layout, deletes=False)
+    """One file with the live rows of `parts`, which are of one partition, in order; None: there are
+    none. Whoever asked for it knows the partition.
+    """
+    file = _File(layout)
     for share in parts:
         for rows, _ in live_rows(layout.storage, share, layout.arrow):
             file.add(pa.Table.from_batches([rows]))
@@ -198,7 +271,7 @@ def _parted(layout: Layout, last: Any) -> tuple[Any, Any]:
 def _write(
     layout: Layout, parts: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]]
 ) -> list[Written]:
-    rows, keys = _File(layout, deletes=False), _File(layout, deletes=True)
+    rows, keys = _data_files(layout), _File(layout, deletes=True)
     for live, deleted in parts:
         rows.add(live)
         if layout.key and deleted is not None:
@@ -207,7 +280,7 @@ def _write(
 
 
 def _names(written: Sequence[Written]) -> Any:
-    rows = [dataclasses.asdict(file) for file in written]
+    rows = [{**dataclasses.asdict(file), "partition": file.partition._asdict()} for file in written]
     return pa.RecordBatch.from_pylist(rows, schema=WRITTEN)
 
 

@@ -1,11 +1,14 @@
 """The files that a commit names: as they were written, and as Iceberg's Java takes them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.jvm import java_dict
 from pyspark_tidemark.lake.iceberg.files import Written
 from pyspark_tidemark.lake.iceberg.java_catalog import explained
+from pyspark_tidemark.lake.iceberg.partitions import UNPARTITIONED, Partition
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids
 from pyspark_tidemark.lake.iceberg.vectors import Mask
 
@@ -43,27 +46,85 @@ class JavaFiles:
 
     def data(self, table: Any, file: Written) -> Any:
         """A data file as commits name it, with the column statistics of its footer."""
-        builder = self._iceberg.DataFiles.builder(table.spec())
+        spec = table.specs().get(file.partition.spec)
+        builder = self._iceberg.DataFiles.builder(spec)
+        if spec.isPartitioned():
+            values = self._values.fromJson(spec.partitionType(), file.partition.values)
+            builder = builder.withPartition(values)
         return self._with_metrics(table, builder, file).build()
 
+    def partitions(self, table: Any, files: Sequence[Any]) -> list[Partition]:
+        """The partitions of data files."""
+        specs, current = table.specs(), table.spec()
+        if not current.isPartitioned() and int(specs.size()) == 1:
+            return [Partition(int(current.specId()), UNPARTITIONED.values)] * len(files)
+        return [self._partition(specs.get(file.specId()), file) for file in files]
+
+    def _partition(self, spec: Any, file: Any) -> Partition:
+        number = int(spec.specId())
+        if not spec.isPartitioned():
+            return Partition(number, UNPARTITIONED.values)
+        return Partition(number, self._values.toJson(spec.partitionType(), file.partition()))
+
+    @property
+    def _values(self) -> Any:
+        return self._iceberg.SingleValueParser
+
+    def check_global(self, table: Any, deletes: Iterable[Any]) -> None:
+        """See that equality deletes count for all rows of the table, as ours do.
+
+        Raises:
+            SourceError: ErrTargetForeign.
+        """
+        specs = table.specs()
+        for each in deletes:
+            if specs.get(each.specId()).isPartitioned():
+                raise SourceError(
+                    "ErrTargetForeign",
+                    f"{each.location()} deletes keys in one partition only, which nothing here "
+                    "writes: let whoever wrote it rewrite the table's data files",
+                )
+
     def equality_deletes(self, table: Any, file: Written, key: Sequence[str]) -> Any:
-        """An equality-delete file as commits name it."""
+        """An equality-delete file as commits name it.
+
+        Raises:
+            SourceError: ErrPartitionUnsupported, it could count in one partition only.
+        """
         ids = field_ids(arrow_schema(self._iceberg.SchemaParser.toJson(table.schema())))
         numbers = self._new_ints(len(key))
         for at, column in enumerate(key):
             numbers[at] = ids[column]
-        builder = self._iceberg.FileMetadata.deleteFileBuilder(table.spec()).ofEqualityDeletes(
-            numbers
-        )
+        spec = self._unpartitioned(table)
+        builder = self._iceberg.FileMetadata.deleteFileBuilder(spec).ofEqualityDeletes(numbers)
         return self._with_metrics(table, builder, file).build()
+
+    def _unpartitioned(self, table: Any) -> Any:
+        """A spec of the table without fields: a row that has moved to another partition goes by a
+        delete that counts in all of them only (Iceberg's specification, "Scan Planning").
+        """
+        for spec in java_dict(table.specs()).values():
+            if not spec.isPartitioned():
+                return spec
+        raise SourceError(
+            "ErrPartitionUnsupported",
+            f"{table.name()} has no unpartitioned spec any more, under which deletes of keys count "
+            "in all partitions: use deletion vectors, which tables of format version 3 have",
+        )
 
     def vectors(self, table: Any, masks: Sequence[Mask]) -> list[Any]:
         """Deletion vectors as commits name them."""
         # As JSON: a cut may mask rows of a hundred files, and each call of the JVM costs.
-        described = [_described(mask, int(table.spec().specId())) for mask in masks]
-        nodes = self._iceberg.util.JsonUtil.mapper().readTree(json.dumps(described))
-        parse, spec = self._iceberg.ContentFileParser.fromJson, table.spec()
-        return [parse(nodes.get(place), spec) for place in range(len(masks))]
+        nodes = self._iceberg.util.JsonUtil.mapper().readTree(
+            json.dumps(list(map(_described, masks)))
+        )
+        parse = self._iceberg.ContentFileParser.fromJson
+        specs = {
+            number: table.specs().get(number) for number in {of.partition.spec for of in masks}
+        }
+        return [
+            parse(nodes.get(place), specs[mask.partition.spec]) for place, mask in enumerate(masks)
+        ]
 
     def bounds(self, file: Any, number: int, kind: Any) -> tuple[Any, Any] | None:
         """The lowest and the highest value of a column in a file, or what bounds them;
@@ -89,14 +150,14 @@ class JavaFiles:
         return builder.withInputFile(file).withFormat("parquet").withMetrics(metrics)
 
 
-def _described(mask: Mask, spec: int) -> dict[str, Any]:
+def _described(mask: Mask) -> dict[str, Any]:
     """A vector in the JSON of Iceberg's `ContentFileParser`."""
     return {
-        "spec-id": spec,
+        "spec-id": mask.partition.spec,
         "content": "position-deletes",
         "file-path": mask.vector.location,
         "file-format": "puffin",
-        "partition": [],
+        "partition": json.loads(mask.partition.values),
         "file-size-in-bytes": mask.file_size,
         "record-count": mask.rows,
         "referenced-data-file": mask.data_file,

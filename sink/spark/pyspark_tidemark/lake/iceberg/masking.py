@@ -11,12 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.shown import DataFile, ShownFiles
 from pyspark_tidemark.lake.iceberg.types import key_fields
-from pyspark_tidemark.lake.iceberg.vectors import Mask, no_positions, written
+from pyspark_tidemark.lake.iceberg.vectors import Mask, Masked, no_positions, written
 from pyspark_tidemark.lake.keys import KEPT_BYTES, Kept, places_of
 from pyspark_tidemark.lake.ranges import met
 from pyspark_tidemark.lake.schema import fitted
@@ -133,9 +132,6 @@ def new_masks(
 ) -> list[Mask]:
     """Vectors for those of the files that have rows at `places` which are not masked yet; `kept`
     has the positions of vectors.
-
-    Raises:
-        SourceError: ErrTargetForeign, one lies in a partition of somebody else's.
     """
     storage, masked = catalog.storage(table), {}
     for file in files:
@@ -145,16 +141,9 @@ def new_masks(
         if file.vector is not None:
             before = kept.of(file.vector, partial(file.vector.positions, storage))
         positions = np.union1d(before, places[file.location])
-        if len(positions) > len(before) and file.is_in_partition:
-            raise SourceError(
-                "ErrTargetForeign",
-                f"{file.location} is in a partition that somebody else made, and rows of it have "
-                "to go: rewrite the table's data files without partitions (CALL "
-                "system.rewrite_data_files(…, options => map('rewrite-all', 'true')))",
-            )
         if len(positions) > len(before):
-            masked[file.location] = (positions, file.java_vector)
+            masked[file.location] = Masked(positions, file.java_vector, file.partition)
     masks = written(storage, catalog.data_location(table), masked)
     for mask in masks:
-        kept.put(mask.vector, masked[mask.data_file][0])
+        kept.put(mask.vector, masked[mask.data_file].positions)
     return masks

@@ -12,6 +12,7 @@ equality deletes of later cuts apply to them as they would have to the files tha
 
 import dataclasses
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -33,10 +34,11 @@ from pyspark_tidemark.lake.iceberg.files import (
 )
 from pyspark_tidemark.lake.iceberg.java_files import CutFiles
 from pyspark_tidemark.lake.iceberg.masking import new_masks
+from pyspark_tidemark.lake.iceberg.partitions import UNPARTITIONED, Partition
 from pyspark_tidemark.lake.iceberg.shown import ShownFiles, vector_of
 from pyspark_tidemark.lake.iceberg.snapshot import SHARE, Snapshot
 from pyspark_tidemark.lake.iceberg.storage import Storage
-from pyspark_tidemark.lake.iceberg.vectors import Mask, Vector, no_positions, written
+from pyspark_tidemark.lake.iceberg.vectors import Mask, Masked, Vector, no_positions, written
 from pyspark_tidemark.lake.keys import Kept
 from pyspark_tidemark.lake.ranges import Bounds
 
@@ -68,6 +70,7 @@ class OldFile:
     masked: int
     ended: bool = False
     """Cuts may look into every file."""
+    partition: Partition = UNPARTITIONED
 
     @property
     def location(self) -> str:
@@ -110,7 +113,8 @@ class Rewriting(_Rewriter):
         snapshot = self._snapshot(table)
         groups = [
             group
-            for chosen in compaction.chosen(_old_files(snapshot))
+            for files in _by_partition(_old_files(snapshot))
+            for chosen in compaction.chosen(files)
             for group in packed(chosen, FULL_BYTES)
         ]
         if groups:
@@ -135,14 +139,23 @@ class Rewriting(_Rewriter):
         layout = self._catalog.layout(table, ())
         if sum(file.live_bytes for group in groups for file in group) <= MOST_BYTES:
             new = {number: joined(layout, _shares(group)) for number, group in enumerate(groups)}
-            return {number: file for number, file in new.items() if file is not None}
+            return {
+                number: dataclasses.replace(file, partition=groups[number][0].partition)
+                for number, file in new.items()
+                if file is not None
+            }
         given = [
             (number, [dataclasses.astuple(share) for share in _shares(group)])
             for number, group in enumerate(groups)
         ]
         frame = self._spark.newSession().createDataFrame(given, _JOINS).repartition(len(groups))
         rows = frame.mapInArrow(joined_by_task(layout), _JOINED).collect()
-        return {row.number: Written(row.path, deletes=False, size=row.size) for row in rows}
+        return {
+            row.number: Written(
+                row.path, deletes=False, size=row.size, partition=groups[row.number][0].partition
+            )
+            for row in rows
+        }
 
     def _commit(
         self,
@@ -200,7 +213,8 @@ class Rewriting(_Rewriter):
             places = moved(parts)
             if len(places):
                 # As metadata calls it, which may be another name of the path.
-                masked[str(file.location())] = (places, None)
+                partition = groups[number][0].partition
+                masked[str(file.location())] = Masked(places, partition=partition)
         return written(storage, self._catalog.data_location(table), masked)
 
 
@@ -222,7 +236,7 @@ class WholeRewriting(_Rewriter):
         size = sum(int(file.fileSizeInBytes()) for file in snapshot.data)
         rows = snapshot.frame().coalesce(max(1, size // FULL_BYTES))
         written = map_in_arrow(rows, rows_by_task(layout), from_arrow_schema(WRITTEN)).collect()
-        self._commit(name, start, snapshot, [Written(*row) for row in written])
+        self._commit(name, start, snapshot, [Written.parse(row) for row in written])
 
     def _commit(self, name: str, start: Any, snapshot: Snapshot, new: Sequence[Written]) -> None:
         with self._committing:
@@ -268,6 +282,14 @@ def packed(files: Iterable[OldFile], full_bytes: float) -> list[list[OldFile]]:
     return [group for group in groups if len(group) > 1 or group[0].masked]
 
 
+def _by_partition(files: Iterable[OldFile]) -> list[list[OldFile]]:
+    """The files of each partition: one file has rows of one only."""
+    parts = defaultdict(list)
+    for file in files:
+        parts[file.partition].append(file)
+    return list(parts.values())
+
+
 def _shares(group: Iterable[OldFile]) -> list[Share]:
     return [file.share for file in group]
 
@@ -280,8 +302,9 @@ def _old_files(snapshot: Snapshot) -> list[OldFile]:
             int(file.fileSizeInBytes()),
             int(file.recordCount()),
             0 if vector is None else int(vector.recordCount()),
+            partition=partition,
         )
-        for file in snapshot.data
+        for file, partition in zip(snapshot.data, snapshot.partitions, strict=True)
         for vector in [snapshot.vectors.get(str(file.location()))]
     ]
 

@@ -13,6 +13,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.java_files import Committed
+from pyspark_tidemark.lake.iceberg.partitions import UNPARTITIONED, Partition
 from pyspark_tidemark.lake.iceberg.types import field_ids
 from pyspark_tidemark.lake.iceberg.vectors import Vector
 from pyspark_tidemark.lake.ranges import Bounds
@@ -34,8 +35,7 @@ class DataFile:
     vector: Vector | None = None
     java_vector: Any = None
     """The same as Iceberg names it: a commit that replaces it must say so."""
-    is_in_partition: bool = False
-    """Whether somebody else has put it into a partition, where a vector would have to be, too."""
+    partition: Partition = UNPARTITIONED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,8 @@ class ShownFiles:
         """The files of the table's current snapshot.
 
         Raises:
-            SourceError: ErrTargetForeign, somebody else masks rows in a way of old versions.
+            SourceError: ErrTargetForeign, somebody else masks rows in a way of old versions, or
+                deletes keys in one partition only.
         """
         snapshot = table.currentSnapshot()
         if snapshot is None:
@@ -96,9 +97,12 @@ class ShownFiles:
             for file in cached.data
         ]
         bounds = self._bounds_of(table, key, made.rows)
+        partitions = self._catalog.java_files.partitions(table, made.rows)
         data += [
-            DataFile(str(file.location()), sequence, int(file.recordCount()), of)
-            for file, of in zip(made.rows, bounds, strict=True)
+            DataFile(
+                str(file.location()), sequence, int(file.recordCount()), of, partition=partition
+            )
+            for file, of, partition in zip(made.rows, bounds, partitions, strict=True)
         ]
         ids = field_ids(self._catalog.schema(table))
         named = frozenset(ids[column] for column in key)
@@ -120,9 +124,9 @@ class ShownFiles:
             vectors, equality = parted(java_items(task.deletes()))
             masks.append(vectors[0] if vectors else None)
             by_location |= {str(each.location()): each for each in equality}
+        self._catalog.java_files.check_global(table, by_location.values())
         bounds = self._bounds_of(table, key, files)
-        # A call of the JVM for each file is spared where nobody has ever partitioned the table.
-        are_parted = len(table.specs()) > 1
+        partitions = self._catalog.java_files.partitions(table, files)
         return Shown(
             int(table.currentSnapshot().snapshotId()),
             tuple(
@@ -133,9 +137,9 @@ class ShownFiles:
                     of,
                     None if mask is None else vector_of(mask),
                     mask,
-                    are_parted and int(file.partition().size()) > 0,
+                    partition,
                 )
-                for file, mask, of in zip(files, masks, bounds, strict=True)
+                for file, mask, of, partition in zip(files, masks, bounds, partitions, strict=True)
             ),
             tuple(
                 EqualityDeletes(

@@ -9,6 +9,7 @@ own file systems would need theirs again.
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.columns import internal, quoted
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import Origin, Share, rows_of_shares, shares
+from pyspark_tidemark.lake.iceberg.partitions import Partition
 from pyspark_tidemark.lake.iceberg.shown import equality_key, parted, vector_of
 from pyspark_tidemark.lake.iceberg.storage import is_s3
 from pyspark_tidemark.lake.iceberg.types import field_ids, with_field_ids
@@ -73,6 +75,13 @@ class Snapshot:
             self.vectors |= {str(file.location()): vector for vector in vectors}
             self._equality |= {str(each.location()): each for each in equality}
             (self._masked if equality else self._whole).append(file)
+        catalog.java_files.check_global(table, self._equality.values())
+        self._partitions = partial(catalog.java_files.partitions, table)
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """Those of the data files."""
+        return self._partitions(self.data)
 
     @property
     def equality_deletes(self) -> list[Any]:

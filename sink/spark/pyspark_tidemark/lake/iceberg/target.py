@@ -51,6 +51,7 @@ from pyspark_tidemark.lake.iceberg.java_files import CutFiles
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
 from pyspark_tidemark.lake.iceberg.masking import CutMasks, Masking
+from pyspark_tidemark.lake.iceberg.partition_specs import PartitionSpecs
 from pyspark_tidemark.lake.iceberg.shown import ShownFiles
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.table_keys import Inserted, KeyRanges
@@ -58,6 +59,8 @@ from pyspark_tidemark.lake.iceberg.task_writers import ChangesWriter, Made, Upse
 from pyspark_tidemark.lake.iceberg.types import key_fields, storable
 from pyspark_tidemark.lake.iceberg.vectors import Mask
 from pyspark_tidemark.lake.manifest import Manifest
+from pyspark_tidemark.lake.partition_columns import check_fields
+from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.ranges import any_near
 from pyspark_tidemark.lake.schema import (
     SchemaChange,
@@ -88,7 +91,7 @@ class IcebergTarget:
 
     names_are_paths = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a lake, by name
         self,
         spark: SparkSession,
         root: str,
@@ -97,14 +100,17 @@ class IcebergTarget:
         mode: str = UPSERT,
         compact_every: int = 64,
         deletion_vectors: bool = True,
+        partitions: PartitionRules | None = None,
     ) -> None:
         """Without `deletion_vectors`, and in tables of format version 2, equality deletes say which
         rows are gone.
         """
+        self._partitions = partitions or PartitionRules()
         self._spark = spark
         self._root = root
         self._mode = mode
         self._catalog = Catalog(spark, root, changefeed)
+        self._partition_specs = PartitionSpecs(self._catalog)
         self._key_ranges = KeyRanges(self._catalog)
         self._shown = ShownFiles(self._catalog, self._key_ranges.bounds_of)
         self._inserted = Inserted(self._catalog, self._shown)
@@ -137,7 +143,10 @@ class IcebergTarget:
             return None
         # A job that died has perhaps committed it, and not yet made it durable.
         self._catalog.settle(stored)
-        return self._position(stored, table.name)
+        position = self._position(stored, table.name)
+        # Only here, where nothing of the table waits for a commit.
+        self._partitioned(table.name, stored)
+        return position
 
     def check_continues(self, table: TableMeta, shown: Shown) -> None:
         """The current snapshot must come from the one that the cut names; see `VersionedTarget`.
@@ -196,7 +205,14 @@ class IcebergTarget:
         if table is not None:
             return table
         schema = with_column_ids(lake_schema(of, self._mode), of.column_ids)
-        return self._catalog.create(of.name, schema, self._key(of))
+        check_fields(of.name, self._partitions.of(of.name), schema)
+        return self._partitioned(of.name, self._catalog.create(of.name, schema, self._key(of)))
+
+    def _partitioned(self, name: str, table: Any) -> Any:
+        """The table with the partition spec that is asked for: made without one, it always has an
+        unpartitioned spec, too, for deletes that count in all partitions.
+        """
+        return self._partition_specs.follow(name, table, self._partitions.of(name))
 
     def apply(self, changes: Changes) -> Applied:
         """Write the files, then commit them; also without rows, if the table has no snapshot yet
@@ -536,7 +552,7 @@ class IcebergTarget:
     @staticmethod
     def _run(frame: DataFrame, task: Any) -> list[Written]:
         rows = map_in_arrow(frame, task, from_arrow_schema(WRITTEN)).collect()
-        return [Written(*row) for row in rows]
+        return [Written.parse(row) for row in rows]
 
 
 class IcebergConnector(LakeConnector):
@@ -553,6 +569,7 @@ class IcebergConnector(LakeConnector):
             mode=arguments.mode,
             compact_every=arguments.compact_every,
             deletion_vectors=arguments.deletion_vectors,
+            partitions=arguments.partitions,
         )
         target.together = manifest.together if isinstance(manifest, CatalogManifest) else None
         return target

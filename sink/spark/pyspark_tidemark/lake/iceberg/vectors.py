@@ -17,6 +17,7 @@ import numpy as np
 
 from pyspark_tidemark.lake import roaring
 from pyspark_tidemark.lake.files import file_system, is_on_disk, sync
+from pyspark_tidemark.lake.iceberg.partitions import UNPARTITIONED, Partition
 from pyspark_tidemark.lake.iceberg.storage import Storage, is_s3
 
 _MAGIC: Final = b"PFA1"
@@ -47,6 +48,18 @@ class Vector:
 
 
 @dataclasses.dataclass(frozen=True)
+class Masked:
+    """What is to be masked of a data file."""
+
+    positions: Any
+    """All positions that are masked from now on (sorted)."""
+    replaced: Any = None
+    """The vector that the file had (Iceberg's Java)."""
+    partition: Partition = UNPARTITIONED
+    """The file's: readers look for its vector there."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Mask:
     """A new vector, complete in its file, which waits for a commit."""
 
@@ -59,6 +72,8 @@ class Mask:
     """Of the Puffin file, in bytes."""
     replaced: Any = None
     """The vector that the data file had (Iceberg's Java)."""
+    partition: Partition = UNPARTITIONED
+    """The data file's."""
 
 
 def no_positions() -> Any:
@@ -66,26 +81,24 @@ def no_positions() -> Any:
     return np.empty(0, np.int64)
 
 
-def written(storage: Storage, directory: str, masked: Mapping[str, tuple[Any, Any]]) -> list[Mask]:
-    """One Puffin file below `directory` with a vector for each data file; durable on a disk.
-
-    `masked` has, by the location of a data file, all positions that are masked from now on (sorted)
-    and the vector that the file had.
+def written(storage: Storage, directory: str, masked: Mapping[str, Masked]) -> list[Mask]:
+    """One Puffin file below `directory` with a vector for each data file, which `masked` has by
+    their locations; durable on a disk.
     """
     if not masked:
         return []
     location = f"{directory}/{uuid.uuid4()}-deletes.puffin"
     data, blobs, vectors = bytearray(_MAGIC), [], []
-    for data_file, (positions, _) in masked.items():
-        blob = roaring.framed(roaring.encoded(positions))
+    for data_file, of in masked.items():
+        blob = roaring.framed(roaring.encoded(of.positions))
         vectors.append(Vector(location, len(data), len(blob)))
-        blobs.append(_described(data_file, vectors[-1], len(positions)))
+        blobs.append(_described(data_file, vectors[-1], len(of.positions)))
         data += blob
     data += _footer(blobs)
     _put(storage, location, bytes(data))
     return [
-        Mask(data_file, vector, len(positions), len(data), replaced)
-        for vector, (data_file, (positions, replaced)) in zip(vectors, masked.items(), strict=True)
+        Mask(data_file, vector, len(of.positions), len(data), of.replaced, of.partition)
+        for vector, (data_file, of) in zip(vectors, masked.items(), strict=True)
     ]
 
 
