@@ -68,7 +68,11 @@ class WorkersProcessor(ProcessorPosition):
     @property
     def repairing(self) -> Collection[Span]:
         """See `Processor.repairing`; of the tables that this process pulls."""
-        return tuple(span for share in self._shares() for span in share.repairing)
+        tables = self._tables
+        if tables is None:
+            return ()
+        spans = {span for share in self._shares() for span in share.repairing}
+        return tuple(map(tables.placement.whole, spans))
 
     @property
     def damage(self) -> TidemarkError | None:

@@ -52,6 +52,10 @@ class Inline(Executor):
         return map(func, *iterables)
 
 
+def _look_nowhere():
+    return
+
+
 class Upstream:
     """What is committed, and how far time is."""
 
@@ -59,6 +63,8 @@ class Upstream:
         self._loop, self._began_s = loop, loop.time()
         self.commits, self.ddls, self.hot = {}, [], {}
         self._last_ts = START
+        self.look = _look_nowhere
+        """Called between two steps of a move."""
 
     @property
     def ts(self):
@@ -263,6 +269,7 @@ class ModelShare:
                 held.counted = True
 
         self._call(counted)
+        self.upstream.look()
 
     def remove(self, spans, timeout_s=1.0):
         def removed():
@@ -386,6 +393,8 @@ class Cluster:
     seen: tuple = (None, 0)
     checkpoint_ts: int = START
     looks: int = 0
+    is_paused: bool = False
+    """Whether the reader takes cuts between two steps of a move only."""
 
     async def keep_running(self):
         while True:
@@ -435,7 +444,7 @@ class Cluster:
             await asyncio.sleep(0.37)
             self.check()
             self.looks += 1
-            if self.looks % 5 == 0:
+            if self.looks % 5 == 0 and not self.is_paused:
                 self.take()
                 self.check()
 
@@ -464,7 +473,10 @@ def made(loop, region_threshold=0):
     catalog = FeedCatalog(Terms("feed", TableFilter(["*.*"])), source, history, START, _nothing)
     assignment = Assignment("feed", source, catalog, START, region_threshold=region_threshold)
     processor = WorkersProcessor(workers, assignment)
-    return Cluster(upstream, workers, source, catalog, processor)
+    cluster = Cluster(upstream, workers, source, catalog, processor)
+    if region_threshold:
+        upstream.look = cluster.take
+    return cluster
 
 
 def alter(cluster, number):
@@ -577,6 +589,9 @@ async def quiet(cluster):
         assert parts[-1].end_key == table.span.end_key
         assert len(parts) <= len(there)
         assert all(one.end_key == two.start_key for one, two in pairwise(parts))
+        for part in parts:
+            known = tables.shares[tables.placement.worker(part)].tables[part]
+            assert known.mounter.columns == table.mounter.columns
     for worker, of_worker in placed.items():
         held = tables.shares[worker].held
         assert {*of_worker} <= {span for span, each in held.items() if each.counted}
@@ -621,10 +636,15 @@ def test_a_table_is_split_when_captures_join_and_put_together_when_they_leave():
                 ("is drained", "c", 1),
                 ("joins", "b", 2),
             ):
-                carry_out(cluster, (step, name), tasks, [])
+                # Rows wait to be read while the table gets other parts.
+                cluster.is_paused, before_ts = True, cluster.reader_ts
                 for place in range(6):
                     carry_out(cluster, ("write", 0, place), tasks, [])
-                    await cluster.passes(5)
+                carry_out(cluster, (step, name), tasks, [])
+                await cluster.passes(15)
+                assert cluster.reader_ts > before_ts
+                cluster.is_paused = False
+                await cluster.passes(15)
                 placement = tables_of(cluster).placement
                 spans = placement.parts(big)
                 assert len(spans) == parts
@@ -639,6 +659,35 @@ def test_a_table_is_split_when_captures_join_and_put_together_when_they_leave():
             assert len(tables_of(cluster).placement.parts(big)) == 2
             assert not cluster.errors
             await quiet(cluster)
+            running.cancel()
+
+    simulated(run())
+
+
+def test_a_table_whose_schema_changes_while_it_is_being_split_stays_whole_until_later():
+    async def run():
+        cluster = made(asyncio.get_running_loop(), region_threshold=2)
+        carry_out(cluster, ("regions", 0, [3]), None, [])
+        big = cluster.catalog.tables[0].span
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(cluster.keep_running())
+            await cluster.passes(3)
+            cluster.workers.all["b"] = worker = ModelWorker("b", cluster.upstream)
+            worker.catch_up_s = 8.0
+            while not any(  # noqa: ASYNC110 - of simulated time
+                big.table_id == span.table_id and not held.counted
+                for share in tables_of(cluster).shares.values()
+                for span, held in share.held.items()
+            ):
+                await asyncio.sleep(0.05)
+            alter(cluster, TABLES)
+            assert tables_of(cluster).placement.parts(big) == (big,)
+            await cluster.passes(9)
+            assert cluster.catalog.tables[0].mounter.columns == 2
+            assert tables_of(cluster).placement.parts(big) == (big,)
+            await quiet(cluster)
+            assert len(tables_of(cluster).placement.parts(big)) == 2
+            assert not cluster.errors
             running.cancel()
 
     simulated(run())
