@@ -9,9 +9,11 @@ A job that ends by an error after which it may succeed later is started again af
 doubles until a cut is applied. Any other error ends it for good. Both are reported to the captures:
 a job that was killed cannot do it itself. When the job has done its work, the daemon ends.
 
-The jobs of `tidemark spark keep` may share one Spark application (`Application`). A job that ends
-by itself leaves nothing in it. One that was killed may: a write that its JVM is at goes on, beside
-the next job of the same lake. So the application is killed then, too, and all jobs start again.
+The jobs of `tidemark spark keep` begin a few at a time (`Turns`): Spark gives a Python worker ten
+seconds to begin, and where all began at once, as after a restart of the machine, none had them.
+They may share one Spark application (`Application`). A job that ends by itself leaves nothing in
+it. One that was killed may: a write that its JVM is at goes on, beside the next job of the same
+lake. So the application is killed then, too, and all jobs start again.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -51,6 +53,8 @@ it answers it (`run_to_the_end`).
 """
 _CODE = re.compile(r"\[TM:(?P<code>Err[A-Za-z0-9]+)\] (?P<message>.*)", re.S)
 LINE_BYTES = 1 << 20
+_TURN_S = 60.0
+_LOOK_S = 0.2
 
 _log = structlog.get_logger(__name__)
 
@@ -89,10 +93,12 @@ class LakeJob:
         once: bool,
         on_line: Callable[[dict[str, Any]], None],
         on_error: ReportError | None = None,
-        spark: "Application | None" = None,
+        shared: "Shared | None" = None,
     ) -> None:
-        """Without `spark` the job starts a Spark of its own."""
-        self._spark = spark
+        """`shared` is what it has in common with the other jobs of a `spark keep`."""
+        shared = shared or Shared()
+        self._spark = shared.spark
+        self._turn = Turn(shared.turns or Turns(1))
         self._changefeed = changefeed
         self._command = list(command)
         self._once = once
@@ -145,6 +151,14 @@ class LakeJob:
 
     async def _run_once(self) -> int:
         self._said = ""
+        if not await self._turn.taken(self._stopping):
+            return 0
+        try:
+            return await self._run_in_turn()
+        finally:
+            self._turn.give_back()
+
+    async def _run_in_turn(self) -> int:
         STARTS.labels(self._changefeed).inc()
         environment: dict[str, str] = {}
         if self._spark is not None:
@@ -182,8 +196,11 @@ class LakeJob:
         assert process.stdout is not None
         while line := await process.stdout.readline():
             document = json.loads(line)
+            if "reading" in document:
+                self._turn.give_back()
             # A cut was applied: the next failure is another one, and is tried again soon.
             if "end_ts" in document:
+                self._turn.give_back()
                 self._backoff.reset()
             observe(self._changefeed, document)
             self._on_line(document)
@@ -195,6 +212,48 @@ class LakeJob:
     def _may_succeed_later(status: int) -> bool:
         # A negative status is a signal, such as the kernel sends when memory ends.
         return status == EXIT_AGAIN or status < 0
+
+
+class Shared(NamedTuple):
+    """What several jobs have in common."""
+
+    spark: "Application | None" = None
+    """None: each starts a Spark of its own."""
+    turns: "Turns | None" = None
+    """None: each starts when it likes."""
+
+
+class Turns:
+    """How many jobs may start at the same time."""
+
+    def __init__(self, count: int) -> None:
+        self.free = count
+
+
+class Turn:
+    """One job's: from its start until it reads its changefeed, or for `_TURN_S` at most."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._ends: asyncio.TimerHandle | None = None
+
+    async def taken(self, stopping: asyncio.Event) -> bool:
+        """Wait for it; False: the job is stopping meanwhile."""
+        while self._turns.free <= 0 and not stopping.is_set():
+            await wait_at_most(stopping, _LOOK_S)
+        if stopping.is_set():
+            return False
+        self._turns.free -= 1
+        # One that hangs, as in a JVM that swaps, does not keep the others for ever.
+        self._ends = asyncio.get_running_loop().call_later(_TURN_S, self.give_back)
+        return True
+
+    def give_back(self) -> None:
+        """Let the next one start; more than once is harmless."""
+        if self._ends is not None:
+            self._ends.cancel()
+            self._ends = None
+            self._turns.free += 1
 
 
 class Application:

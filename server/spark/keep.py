@@ -8,6 +8,7 @@ when the changefeed is resumed, paused and resumed, or when this process starts 
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -38,13 +39,15 @@ from server.spark.config import (
     check_conf,
     job_command,
 )
-from server.spark.job import Application, LakeJob, captures_reporter
+from server.spark.job import Application, LakeJob, Shared, Turns, captures_reporter
 from storage.model.errors import TidemarkError
 
 APPLICATION_DIRECTORY = "_application"
 """Among the checkpoints; no changefeed's id has an underscore."""
 _POLL_SECONDS = 1.0
 _RPC_SECONDS = 10.0
+_LEAST_STARTS = 2
+"""So many jobs start at the same time, or as many as there are cores, if these are more."""
 _DOUBT_SECONDS = 30.0
 """A job that has given up is tried again when the captures have not shown that for so long."""
 _RUNNING = (changefeed_pb2.CHANGEFEED_STATE_NORMAL, changefeed_pb2.CHANGEFEED_STATE_WARNING)
@@ -173,7 +176,8 @@ class LakeJobSupervisor:
     ) -> None:
         self._config = config
         self._security = security
-        self._turns = asyncio.Lock()
+        self._audits = asyncio.Lock()
+        self._starts = Turns(max(len(os.sched_getaffinity(0)), _LEAST_STARTS))
         directory = str(Path(config.checkpoint_dir) / APPLICATION_DIRECTORY)
         self._application = Application(
             application_command(config, config.application_memory, directory), tasks
@@ -258,7 +262,7 @@ class LakeJobSupervisor:
     def _start(self, changefeed: str, target: str, endpoint: str) -> None:
         config = job_config(self._config, changefeed, target, endpoint)
         # One lock for all jobs: one lake is audited at a time, whatever each job's settings are.
-        audits = replace(audit_settings(config, self._security), turns=self._turns)
+        audits = replace(audit_settings(config, self._security), turns=self._audits)
         auditor = Auditor(changefeed, audits)
         command = job_command(config, self._security)
 
@@ -273,7 +277,7 @@ class LakeJobSupervisor:
             once=False,
             on_line=on_line,
             on_error=captures_reporter(command),
-            spark=self._application if self._shares(config) else None,
+            shared=Shared(self._application if self._shares(config) else None, self._starts),
         )
         self._jobs[changefeed], self._targets[changefeed] = job, target
         self._seen_failed.discard(changefeed)

@@ -52,6 +52,8 @@ from pyspark_tidemark.progress import document
 EXIT_OK, EXIT_ERROR, EXIT_AGAIN = 0, 1, 75
 _FINISH_S, _FINISH_STEP_S = 30.0, 0.1
 _LOST = "ErrSparkLost"
+_INITIALIZING = "Initializing sources"
+"""What Spark says of a query whose source has not begun."""
 _asked_to_end = threading.Event()
 """A SIGTERM came before there were batches to end after."""
 
@@ -252,8 +254,14 @@ class Job:
         """
         query = self._started(spark, start_ts)
         self._say({"ready": True, "query": query.id, "start_ts": start_ts})
+        is_reading = False
         try:
             while query.isActive and not self._stop.wait(0.1) and self._reporter.failure is None:
+                if not is_reading:
+                    is_reading = query.status["message"] != _INITIALIZING
+                    if is_reading:
+                        # Whoever starts many jobs on few cores waits for it before the next one.
+                        self._say({"reading": True})
                 self._say_progress(query)
             stopped = self._stop.is_set()
             # A cut that is being applied ends first: `query.stop` interrupts its threads.

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from server.spark.job import Application, LakeJob, LakeJobError
+from server.spark.job import Application, LakeJob, LakeJobError, Shared
 
 SCRIPT = """
 import json, os, sys
@@ -94,7 +94,7 @@ with open({str(lives)!r}, "a+") as lives:
 {ending}
 """
     command = [sys.executable, "-c", script]
-    await LakeJob("feed", command, once=False, on_line=print, spark=shared).run()
+    await LakeJob("feed", command, once=False, on_line=print, shared=Shared(shared)).run()
     assert lives.stat().st_size == 3
     assert shared.starts() == starts
 
@@ -114,7 +114,7 @@ async def test_a_job_whose_application_does_not_start_tries_again_and_says_why(t
             once=False,
             on_line=print,
             on_error=tell,
-            spark=Application([sys.executable, "-c", FAILING], tasks),
+            shared=Shared(Application([sys.executable, "-c", FAILING], tasks)),
         )
         running = tasks.create_task(job.run())
         await twice.wait()

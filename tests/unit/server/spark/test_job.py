@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from server.spark import job
-from server.spark.job import LakeJob, LakeJobError
+from server.spark.job import LakeJob, LakeJobError, Shared, Turns
 from storage.backoff import Backoff
 
 SAYS = "import sys; sys.stderr.write({!r}); sys.exit({})"
@@ -68,7 +68,7 @@ async def test_a_job_that_was_asked_to_end_while_it_starts_ends_no_other_one(num
         [sys.executable, "-c", f"import os; os.kill(os.getpid(), {number})"],
         once=True,
         on_line=lambda line: None,
-        spark=shared,
+        shared=Shared(shared),
     )
     with pytest.raises(LakeJobError):
         await one.run()
@@ -122,3 +122,83 @@ async def test_a_line_that_is_too_long_ends_neither_job_nor_supervisor(monkeypat
     with pytest.raises(LakeJobError, match="why") as caught:
         await supervised(script, told).run()
     assert caught.value.code == "ErrX"
+
+
+STARTS = """
+import json, pathlib, sys, time
+place, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+(place / name).touch()
+print(json.dumps({"ready": True, "starting": len(list(place.iterdir()))}), flush=True)
+while not (place.parent / "go").exists():
+    time.sleep(0.01)
+(place / name).unlink()
+print(json.dumps({"reading": True}), flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_jobs_start_two_at_a_time_and_the_next_when_one_reads(tmp_path):
+    place = tmp_path / "starting"
+    place.mkdir()
+    starting, reading, both = [], [], asyncio.Event()
+
+    def on_line(line):
+        if "ready" in line:
+            starting.append(line["starting"])
+            if len(starting) == 2:
+                both.set()
+        else:
+            reading.append(line)
+
+    turns = Turns(2)
+    jobs = [
+        LakeJob(
+            "feed",
+            [sys.executable, "-c", STARTS, str(place), str(number)],
+            once=True,
+            on_line=on_line,
+            shared=Shared(turns=turns),
+        )
+        for number in range(5)
+    ]
+    async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+        for each in jobs:
+            tasks.create_task(each.run())
+        await both.wait()
+        # One that waits for its turn is drained at once, and takes none.
+        waiting = next(each for each in jobs if each._process is None)
+        await waiting.drain()
+        assert len(starting) == 2
+        (tmp_path / "go").touch()
+        while len(reading) < 4:  # noqa: ASYNC110 - processes tell no events
+            await asyncio.sleep(0.01)
+        assert max(starting) <= 2
+        for each in jobs:
+            await each.drain()
+    assert turns.free == 2
+
+
+async def test_a_turn_ends_with_its_job_and_after_a_minute(monkeypatch):
+    monkeypatch.setattr(job, "_TURN_S", 0.01)
+    turns = Turns(1)
+    hanging = LakeJob(
+        "feed",
+        [sys.executable, "-c", "import sys; sys.stdin.read()"],
+        once=True,
+        on_line=print,
+        shared=Shared(turns=turns),
+    )
+    failing = LakeJob(
+        "feed",
+        [sys.executable, "-c", "raise SystemExit(1)"],
+        once=True,
+        on_line=print,
+        shared=Shared(turns=turns),
+    )
+    async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(hanging.run())
+        with pytest.raises(LakeJobError):
+            await failing.run()
+        await hanging.drain()
+        await running
+    assert turns.free == 1
