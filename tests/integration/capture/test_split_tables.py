@@ -3,12 +3,14 @@ table, while captures join, die and leave. Transactions take rows from one part 
 """
 
 import random
+import time
 
 import pytest
 
 from storage.tidb.record import encode_record, record_key
-from tests.integration.capture.many_tables import NAMES, TABLES, Feed
+from tests.integration.capture.many_tables import NAMES, TABLES, Feed, Follower
 from tests.integration.capture.processes import (
+    PATIENCE_S,
     run,
     running_cluster,
     split,
@@ -50,6 +52,24 @@ class MovingRows(Feed):
                         txn.put(*encode_record(table, {"id": key, "v": self.written}))
             txn.commit()
             self.expected += sorted(changes, key=lambda each: (OPS.index(each[0]), each[1]))
+
+
+class Folding(Follower):
+    """Has what the tables hold, from changes and rows of a dump."""
+
+    def __init__(self, feed):
+        super().__init__(feed)
+        self.tables = {name: {} for name in NAMES}
+
+    def take(self, reader):
+        super().take(reader)
+        for name, table in self.tables.items():
+            for op, key, value in self.rows[name]:
+                if op == "delete":
+                    table.pop(key, None)
+                else:
+                    table[key] = value
+            self.rows[name].clear()
 
 
 def split_over(cluster, count):
@@ -95,3 +115,52 @@ def test_split_tables_are_read_whole_while_captures_join_die_and_leave(tmp_path)
             feed.write(20)
         assert cluster.cli("changefeed", "query", "-c", "many")["state"] == "normal"
         assert cluster.cli("changefeed", "query", "-c", "many")["region_threshold"] == 3
+
+
+@pytest.mark.timeout(900)
+def test_a_dump_of_a_split_table_brings_every_row_while_its_parts_change(tmp_path):
+    with running_cluster(tmp_path) as cluster, transaction_client(cluster) as store:
+        for table in SPLIT:
+            for border in BORDERS:
+                run(split(cluster.pd, record_key(table.id, border)))
+        before = {key: -key for key in range(KEYS, KEYS + 2000)}
+        for table in TABLES:
+            txn = store.begin(pessimistic=False)
+            for key, value in before.items():
+                txn.put(*encode_record(table, {"id": key - KEYS // 2, "v": value}))
+            txn.commit()
+        for table in SPLIT:
+            run(split(cluster.pd, record_key(table.id, KEYS + 900)))
+        feed = MovingRows(cluster, store, region_threshold=3)
+        feed._rows = {key - KEYS // 2: value for key, value in before.items()}
+        second = cluster.another_capture()
+        write_until(feed, lambda: split_over(cluster, 2))
+        reader = Folding(feed)
+        reader.start()
+        try:
+            flags = ("-c", "many", "--rows-per-second", "600")
+            assert cluster.cli("changefeed", "dumpstart", *flags)["state"] == "running"
+            feed.write(10)
+            third = cluster.start(
+                "capture", "--coordinator", cluster.pd, "--data-dir", str(tmp_path / "third")
+            )
+            write_until(feed, lambda: split_over(cluster, 3))
+            third.kill()
+            feed.write(10)
+
+            def is_over():
+                assert reader.error is None
+                answer = cluster.cli("changefeed", "dumpstatus", "-c", "many")
+                return isinstance(answer, dict) and answer["state"] == "finished"
+
+            write_until(feed, is_over)
+            held = {key: value for key, value in feed._rows.items() if value is not None}
+            deadline = time.monotonic() + PATIENCE_S
+            while any(table != held for table in reader.tables.values()):
+                assert reader.error is None
+                assert time.monotonic() < deadline, "the reader's tables are not those of the store"
+                time.sleep(0.2)
+        finally:
+            reader.ending.set()
+            reader.join()
+        assert second.terminate() == 0
