@@ -49,6 +49,7 @@ from server.puller.source import TableChange
 from server.puller.splitting import Splittable
 from sink.cut import Bounds, Slice
 from sink.errors import AckAboveResolvedError
+from sink.flight.feeds import TableNotExistsError
 from sink.mounts import coalesce
 from sink.table_sink import READ_BYTES
 from sink.versions import Ddl
@@ -320,10 +321,20 @@ class CombinedSink:
         """See `Sink.read`; of a table that is split, the rows of its parts in the order that they
         have in the whole.
         """
-        parts = [
-            share.read(part, start_ts, end_ts, before=before) for part, share in self._owned(span)
-        ]
-        return parts[0] if len(parts) == 1 else coalesce(merged(parts), READ_BYTES)
+        while True:
+            moves, owned = self._moves, self._owned(span)
+            try:
+                parts = [share.read(part, start_ts, end_ts, before=before) for part, share in owned]
+            except TidemarkError as err:
+                if moves != self._moves:
+                    continue  # it has other parts by now, or they are elsewhere
+                if len(owned) > 1 and err.code == TableNotExistsError.code:
+                    # A capture whose share has ended asks the owner, who knows of no such table.
+                    raise TableNotFoundError(
+                        f"a part of table {span.table_id} is not where it was: its share has ended"
+                    ) from err
+                raise
+            return parts[0] if len(parts) == 1 else coalesce(merged(parts), READ_BYTES)
 
     def ack(self, ts: int, span: Span | None = None) -> int:
         """See `Sink.ack`.

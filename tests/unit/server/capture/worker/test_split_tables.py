@@ -18,8 +18,12 @@ from server.capture.local import LocalSink
 from server.capture.worker.combined import CombinedSink
 from server.changefeed.table import TableRecord
 from server.puller.tidb.table import part, tidb_table
+from server.rpc.errors import coded
 from sink.errors import AckAboveResolvedError
+from sink.flight.feeds import TableNotExistsError
 from sorter import Sorter, SorterSettings
+from sorter.errors import TableNotFoundError
+from storage.model.errors import InvalidError
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 from storage.model.span import Span
 from storage.tidb.record import encode_record, record_key
@@ -236,3 +240,30 @@ def test_what_is_above_the_parts_of_a_table_is_not_acknowledged():
         with pytest.raises(AckAboveResolvedError):
             sides.combined.ack(21, WHOLE.span)
         sides.check()
+
+
+def test_a_part_whose_share_has_ended_elsewhere_is_asked_for_again():
+    """The capture that had it passes the call on, to an owner who knows whole tables only."""
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        sides = Sides(stack, Path(directory))
+        sides.commit(15, 10, {1: 1, 9: 1})
+        sides.resolve(20)
+        sides.reshape([5], [1, 2])
+        [_, (part_span, one)] = sides.placed.items()
+
+        def gone(*_, **__):
+            raise coded(InvalidError, TableNotExistsError.code, "no table 's.t#1f2e3d4c5b6a'")
+
+        one.sink.read = gone
+        with pytest.raises(TableNotFoundError):
+            sides.combined.read(WHOLE.span, 0, 20)
+
+        def moved(*_, **__):
+            sides.combined.reshape(WHOLE.span, {WHOLE.span: sides.whole.sink})
+            gone()
+
+        one.sink.read = moved
+        rows = [
+            row for batch in sides.combined.read(WHOLE.span, 0, 20) for row in batch.to_pylist()
+        ]
+        assert [row["id"] for row in rows] == [1, 9], part_span
