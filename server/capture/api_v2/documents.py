@@ -275,20 +275,27 @@ class ReplicaConfig:
             ParameterError: it asks for something else that is not so already, and that cannot be
                 changed.
         """
-        others = (
-            self.columns and list(self.columns) != list(now.columns),
-            self.event_filters and list(self.event_filters) != list(now.event_filters),
-            self.masks and list(self.masks) != list(now.masks),
-            self.routes and list(self.routes) != list(now.routes),
-            self.salt_file and self.salt_file != now.salt_file,
-            self.force_replicate and not takes_keyless(now.source_uri),
-            self.ignore_ineligible_table and not now.ignore_ineligible_table,
-            self.region_threshold and self.region_threshold != now.region_threshold,
-        )
-        if any(others):
+        others = {
+            "column selectors": self.columns and list(self.columns) != list(now.columns),
+            "event filters": (
+                self.event_filters and list(self.event_filters) != list(now.event_filters)
+            ),
+            "column masks": self.masks and list(self.masks) != list(now.masks),
+            "routes (dispatchers)": self.routes and list(self.routes) != list(now.routes),
+            "salt file": self.salt_file and self.salt_file != now.salt_file,
+            "force-replicate": self.force_replicate and not takes_keyless(now.source_uri),
+            "ignore-ineligible-table": (
+                self.ignore_ineligible_table and not now.ignore_ineligible_table
+            ),
+            "region threshold": (
+                self.region_threshold and self.region_threshold != now.region_threshold
+            ),
+        }
+        if changed := [name for name, is_other in others.items() if is_other]:
             raise ParameterError(
-                "of a changefeed's configuration only filter.rules can be changed: leave the rest "
-                "as it is, or create another changefeed"
+                f"{', '.join(changed)} would be changed, and of a changefeed's configuration only "
+                "filter.rules can be: rows at the target are as the rules of its creation show "
+                "them. Leave the rest as it is, or create another changefeed with a new target"
             )
         return [] if list(self.rules) == list(now.filter) else self.rules
 

@@ -13,6 +13,7 @@ has acknowledged what comes after it.
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -182,7 +183,12 @@ class ClusterTables:
         records: list[TableRecord] = []
         for record in map(record_of, await self._schemas.at(ts)):
             earlier = earlier_by_id.get(record.table_info.get("id"))
-            records.append(keeping_identities(record, earlier) if earlier else record)
+            if earlier is None:
+                records.append(record)
+                continue
+            # A column that was built anew meanwhile, under another name, looks like two.
+            kept = keeping_identities(record, earlier)
+            records.append(replace(kept, matched_by_names=True))
         return records
 
     async def present(self, before: Sequence[TableRecord]) -> tuple[int, Sequence[TableRecord]]:

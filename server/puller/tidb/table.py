@@ -13,7 +13,7 @@ never see a part.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from pyspark_tidemark.lake.schema import widens
@@ -166,7 +166,7 @@ def following(record: TableRecord, before: TableRecord) -> TableRecord:
         retyped = _is_retyped(_mounter(earlier, before), _mounter(info, kept))
         reread = Reread(modified["ts"], other_keys or retyped)
     return (
-        TableRecord(kept.schema_name, {**kept.table_info, _REREAD: asdict(reread)})
+        replace(kept, table_info={**kept.table_info, _REREAD: asdict(reread)})
         if reread.ts
         else kept
     )
@@ -238,10 +238,12 @@ def keeping_identities(record: TableRecord, before: TableRecord) -> TableRecord:
         gone = dict(zip(added, gone.values(), strict=True))
     for name in added.keys() & gone.keys():
         kept[added[name]] = identities.get(gone[name], gone[name])
+    # Of a statement that changes several columns nobody knows which one has which other name.
+    record = replace(record, matched_by_names=MODIFIED in record.table_info)
     if not kept:
         return record
     texts = {str(number): identity for number, identity in kept.items()}
-    return TableRecord(record.schema_name, {**record.table_info, _IDENTITIES: texts})
+    return replace(record, table_info={**record.table_info, _IDENTITIES: texts})
 
 
 def identities_in(record: TableRecord) -> dict[int, int]:

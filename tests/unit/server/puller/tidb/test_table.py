@@ -7,6 +7,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from server.capture.catalog import Terms
+from server.changefeed.columns import ColumnRules
+from server.changefeed.filter import TableFilter
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.source import TableChange
 from server.puller.tidb.schema_puller import DdlUnsupportedError, table_change
@@ -191,6 +194,24 @@ def test_a_column_that_tidb_has_built_anew_is_still_the_same_column() -> None:
         {"id": 1, "u": 2, "w": 3},
         {"id": 1, "u": 2, "w": 3, "v": 6},
     ]
+
+
+def test_a_record_says_where_only_names_tell_which_column_is_which() -> None:
+    first = with_columns(id=1, v=2, w=3)
+    dropped_and_added = keeping_identities(with_columns(id=1, w=3, u=4), first)
+    assert not dropped_and_added.matched_by_names
+    several = with_columns(id=1, u=4, w=5)  # CHANGE v u, MODIFY w: both are built anew
+    several.table_info[MODIFIED] = {"ts": 9, "added": 0, "alone": False}
+    after = keeping_identities(several, first)
+    assert after.matched_by_names
+    rules = ColumnRules(["s.t=*,!v"])
+    before = tidb_table(rules.of(tidb_table(first)))
+    with pytest.raises(TableIneligibleError, match=r"has no column v any more.*u instead"):
+        Terms("c", TableFilter(["*.*"]), columns=rules).of(tidb_table(after), before)
+    alone = with_columns(id=1, u=4, w=3)
+    alone.table_info[MODIFIED] = {"ts": 9, "added": 0, "alone": True}
+    followed = tidb_table(keeping_identities(alone, first))
+    assert rules.of(followed, before).selected == ["id", "w"]
 
 
 @dataclass
