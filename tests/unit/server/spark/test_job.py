@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from server.spark import job
-from server.spark.job import LakeJob, LakeJobError, Shared, Turns
+from server.spark.job import LakeJob, LakeJobError, Turns
 from storage.backoff import Backoff
 
 SAYS = "import sys; sys.stderr.write({!r}); sys.exit({})"
@@ -68,7 +68,7 @@ async def test_a_job_that_was_asked_to_end_while_it_starts_ends_no_other_one(num
         [sys.executable, "-c", f"import os; os.kill(os.getpid(), {number})"],
         once=True,
         on_line=lambda line: None,
-        shared=Shared(shared),
+        shared=job.Shared(shared),
     )
     with pytest.raises(LakeJobError):
         await one.run()
@@ -157,7 +157,7 @@ async def test_jobs_start_two_at_a_time_and_the_next_when_one_reads(tmp_path):
             [sys.executable, "-c", STARTS, str(place), str(number)],
             once=True,
             on_line=on_line,
-            shared=Shared(turns=turns),
+            shared=job.Shared(turns=turns),
         )
         for number in range(5)
     ]
@@ -186,14 +186,14 @@ async def test_a_turn_ends_with_its_job_and_after_a_minute(monkeypatch):
         [sys.executable, "-c", "import sys; sys.stdin.read()"],
         once=True,
         on_line=print,
-        shared=Shared(turns=turns),
+        shared=job.Shared(turns=turns),
     )
     failing = LakeJob(
         "feed",
         [sys.executable, "-c", "raise SystemExit(1)"],
         once=True,
         on_line=print,
-        shared=Shared(turns=turns),
+        shared=job.Shared(turns=turns),
     )
     async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(hanging.run())
