@@ -56,6 +56,10 @@ class JobSettings:
         "who reads the rows of a cut and writes their files: spark, tasks only; driver, the driver "
         "up to 256 MiB of a table in a cut; auto, the driver up to 64 MiB or 8 MiB",
     )
+    tasks_from_mib: int = setting(
+        0,
+        "with write=auto, cuts of so many MiB or more are written by tasks, as with spark; 0: none",
+    )
     ui_port: int = setting(
         0,
         "port of Spark's web UI, on loopback unless SPARK_LOCAL_IP says otherwise; a Spark whose port "
@@ -138,6 +142,7 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
         "--deletion-vectors": config.deletion_vectors,
         "--partition-by": config.partition_by,
         "--write": config.write,
+        "--tasks-from-mib": str(config.tasks_from_mib or ""),
         "--ca-path": security.ca_path,
         "--cert-path": security.cert_path,
         "--key-path": security.key_path,

@@ -130,7 +130,13 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
             return EXIT_OK
         spark = session()
         target = open_target(arguments, spark, manifest)
-        writers = TableWriters(arguments.source_options, spark, arguments.parallel, arguments.write)
+        writers = TableWriters(
+            arguments.source_options,
+            spark,
+            arguments.parallel,
+            arguments.write,
+            arguments.tasks_from_bytes,
+        )
         applier = CutApplier(
             changefeed,
             arguments.changefeed,

@@ -48,6 +48,7 @@ SETTINGS: Final[Mapping[str, Callable[[str], str]]] = {
     "on-drop": _one_of(ON_DROP),
     "deletion-vectors": _one_of(DELETION_VECTORS),
     "write": _one_of(WRITES),
+    "tasks-from-mib": _whole_number(0),
     "partition-by": rules_fault,
     "keep-cuts-hours": _hours,
     "compact-every": _whole_number(0),

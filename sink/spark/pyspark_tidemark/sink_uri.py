@@ -374,8 +374,8 @@ class SinkUri:
             place = "target where only Hadoop reaches" if self.is_remote else "target"
             raise SourceError(
                 "ErrWriteUnsupported",
-                f"a {self.format} {place} cannot do --write spark: only the driver can write "
-                "there; leave the option out",
+                f"a {self.format} {place} cannot do --write spark or --tasks-from-mib: only the "
+                "driver can write there; leave the option out",
             )
 
     def partitions(self, text: str) -> PartitionRules:
@@ -541,10 +541,11 @@ def _options(
     if mode in MODES and mode not in modes:
         wrong.append(f"mode={mode}: such a target can do {', '.join(modes)}")
     lake_format, _, system = parts.scheme.partition("+")
-    if dict(options).get("write") == SPARK and not _tasks_write(
-        lake_format, is_remote=system in SYSTEMS
-    ):
-        wrong.append("write=spark: only the driver can write to such a target")
+    for name in ("write", "tasks-from-mib"):
+        value = dict(options).get(name, "0")
+        asks_for_tasks = value == SPARK if name == "write" else value.strip("0")
+        if asks_for_tasks and not _tasks_write(lake_format, is_remote=system in SYSTEMS):
+            wrong.append(f"{name}={value}: only the driver can write to such a target")
     partitions = dict(options).get("partition-by", "")
     if not SETTINGS["partition-by"](partitions) and (
         fault := partition_fault(lake_format, partitions)

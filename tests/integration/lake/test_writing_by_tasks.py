@@ -42,6 +42,7 @@ class Job:
         flags = ["--endpoint", captures.uri, "--changefeed", "bank", "--compact-every", "0"]
         target = f"{self.uri}?{query}&write={write}"
         self._arguments = Arguments.parse([*flags, "--target", target])
+        self.tasks_from_bytes = self._arguments.tasks_from_bytes
         options = self._arguments.source_options | {"cuts": "true"}
         self._changefeed = Changefeed(parse(options))
         self._spark = spark
@@ -58,7 +59,7 @@ class Job:
                 manifest,
                 policy=arguments.policy,
                 writers=TableWriters(
-                    arguments.source_options, self._spark, parallel=2, write=arguments.write
+                    arguments.source_options, self._spark, 2, arguments.write, self.tasks_from_bytes
                 ),
             )
             for number, end_ts in enumerate(ends):
@@ -105,6 +106,21 @@ def test_a_lake_that_tasks_write_is_the_one_that_the_driver_writes(
     assert jobs_of(spark) == jobs + len(CUTS) - 1, "one Spark job a cut"
     for ts in (CUTS[1], CUTS[-1]):
         assert by_tasks.rows(spark, ts) == by_driver.rows(spark, ts)
+
+
+def test_auto_lets_tasks_write_the_cuts_that_are_large(spark, captures, tmp_path):
+    job = Job(spark, captures, tmp_path, "delta?tasks-from-mib=1", "auto")
+    assert job.tasks_from_bytes == 1 << 20
+    job.apply(*CUTS[:1])
+    before = jobs_of(spark)
+    job.apply(*CUTS[1:2])
+    assert jobs_of(spark) == before, "the driver writes"
+    job.tasks_from_bytes = 1
+    job.apply(*CUTS[2:3])
+    assert jobs_of(spark) == before + 1
+    by_driver = Job(spark, captures, tmp_path / "driver", "delta?mode=upsert", "driver")
+    by_driver.apply(*CUTS[:3])
+    assert job.rows(spark) == by_driver.rows(spark)
 
 
 @pytest.mark.parametrize(

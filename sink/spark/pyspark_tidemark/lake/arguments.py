@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.format import DELETION_VECTORS, EVOLUTIONS, MODES, ON, ON_DROP, WRITES
+from pyspark_tidemark.lake.format import (
+    DELETION_VECTORS,
+    EVOLUTIONS,
+    MODES,
+    ON,
+    ON_DROP,
+    SPARK,
+    WRITES,
+)
 from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.lake.schema import Policy
@@ -39,6 +47,8 @@ class Arguments:
     deletion_vectors: bool
     write: str
     """One of `WRITES`."""
+    tasks_from_bytes: int
+    """With `auto`, tasks write the cuts that have so many bytes or more; 0: none."""
     partitions: PartitionRules
     keep_hours: float
     mode: str
@@ -73,7 +83,7 @@ class Arguments:
             given = parser.parse_args([*argv, *of_uri])
             target = target.without_settings()
         mode = target.mode(given.mode)
-        target.check_write(given.write)
+        target.check_write(SPARK if given.tasks_from_mib else given.write)
         partitions = target.partitions(given.partition_by)
         tls = {"caPath": given.ca_path, "certPath": given.cert_path, "keyPath": given.key_path}
         tls["tokenFile"] = given.token_file
@@ -93,6 +103,7 @@ class Arguments:
             compact_every=given.compact_every,
             deletion_vectors=given.deletion_vectors == ON,
             write=given.write,
+            tasks_from_bytes=given.tasks_from_mib << 20,
             partitions=partitions,
             keep_hours=given.keep_cuts_hours,
             mode=mode,
@@ -244,6 +255,15 @@ def _add_cuts(parser: argparse.ArgumentParser) -> None:
             "who reads the rows of a cut and writes their files: spark, tasks only; driver, the "
             "driver up to 256 MiB of a table in a cut; auto, the driver up to 64 MiB or 8 MiB "
             "(default: %(default)s)"
+        ),
+    )
+    add(
+        "--tasks-from-mib",
+        type=int,
+        default=0,
+        help=(
+            "with --write auto, cuts of so many MiB or more are written by tasks, as with spark; 0: "
+            "none (default: %(default)s)"
         ),
     )
 

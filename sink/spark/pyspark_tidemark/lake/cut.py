@@ -74,6 +74,8 @@ class TableWriters:
     """None only for a target that needs no Spark."""
     parallel: int
     write: str = AUTO
+    tasks_from_bytes: int = 0
+    """With `auto`, tasks write the cuts that have so many bytes or more; 0: none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +110,10 @@ class CutApplier:
         self._barrier = Barrier(described, target, manifest, policy)
         self._source_options = writers.source_options
         self._spark = writers.spark
+        self._tasks_from_bytes = writers.tasks_from_bytes
+        self._asked_write = writers.write
         self._write = writers.write
+        """The same for the cut that is being applied."""
         self._pool = (
             ThreadPoolExecutor(writers.parallel, "table")
             if writers.spark is None
@@ -296,6 +301,7 @@ class CutApplier:
         slices: dict[str, list[SliceEndpoint]] = defaultdict(list)
         for part in planned:
             slices[part.table].append(part)
+        self._write = self._write_of(planned)
         tables = barrier_result.tables
         if unknown := sorted(slices.keys() - tables.keys()):
             # The cut was planned right before the changefeed got another table filter.
@@ -314,6 +320,13 @@ class CutApplier:
         if self._write == SPARK:
             return self._apply_by_tasks(names, work)
         return self._each(names, lambda one: self._finish(self._begin(one)), work)
+
+    def _write_of(self, planned: Sequence[SliceEndpoint]) -> str:
+        """Who writes a cut, one of `format.WRITES`."""
+        is_large = sum(part.size_bytes for part in planned) >= self._tasks_from_bytes > 0
+        if self._asked_write == AUTO and is_large and isinstance(self._target, TaskTarget):
+            return SPARK
+        return self._asked_write
 
     def _apply_by_tasks(self, names: Sequence[str], work: Sequence[_Planned]) -> list[TableCut]:
         """One Spark job for all tables between the look at their positions and their commits."""

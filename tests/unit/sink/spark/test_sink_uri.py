@@ -189,6 +189,7 @@ def test_a_lakes_uri_says_how_the_lake_is_kept(place):
         ("delta:///x?write=tasks", "write is one of auto, driver, spark, not 'tasks'"),
         ("postgresql://u@h/db?write=spark", "write=spark: only the driver can write"),
         ("parquet+s3a://b/x?write=spark", "write=spark: only the driver can write"),
+        ("parquet+s3a://b/x?tasks-from-mib=8", "tasks-from-mib=8: only the driver can write"),
         ("delta:///x?deletion-vectors=true", "deletion-vectors is one of on, off, not 'true'"),
         ("delta:///x?keep-cuts-hours=-1", "hours, such as 48 or 0.5"),
         ("delta:///x?keep-cuts-hours=nan", "hours"),
