@@ -51,6 +51,8 @@ _OPEN_BYTES = 64 << 20
 # It lies in the sorter's directory, which is emptied at the start.
 _OPEN_DIRECTORY = "open-transactions"
 LOCKS_MAX = 100
+_THREAD_TABLES_MIN = 1000
+"""To open a hundred thousand tables takes seconds."""
 _STUCK_MS = 2_000
 _LOCKS_S = 1.0
 
@@ -223,8 +225,7 @@ class LocalProcessor(ProcessorPosition):
     @asynccontextmanager
     async def _serving(self, run: Run) -> AsyncIterator[None]:
         try:
-            with long_lived.making(len(self._assignment.catalog.read())):
-                run.open()
+            await self._open(run)
             self._run, self.sink = run, run.sink
             yield
         finally:
@@ -237,6 +238,20 @@ class LocalProcessor(ProcessorPosition):
             # Closing goes on even if this task is cancelled a second time: the next run wipes and
             # opens the same directory.
             await asyncio.shield(asyncio.to_thread(run.close))
+
+    async def _open(self, run: Run) -> None:
+        tables = len(self._assignment.catalog.read())
+        if tables < _THREAD_TABLES_MIN:
+            run.open()
+            return
+        with long_lived.making(tables):
+            opening = asyncio.get_running_loop().run_in_executor(None, run.open)
+            try:
+                await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                # A thread cannot be cancelled, and what it opens is closed next.
+                await asyncio.shield(asyncio.wait([opening]))
+                raise
 
 
 async def _opened(directory: Path, settings: SorterSettings) -> Sorter:

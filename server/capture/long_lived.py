@@ -7,20 +7,43 @@ full collection looks at all of them, and the process stands still meanwhile, wi
 So the collector is off while they are made (`making`), and then they are frozen, as `gc.freeze`
 calls it: it does not look at them any more. What no reference is left to is freed as ever. Cycles
 are not, and a run that ends leaves some: so `ended` lets it look at everything once, and freezes
-what is left.
+what is left. What comes later and stays is frozen by the first full collection that takes long: of
+very many tables some state comes with their first rows.
 """
 
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
 TABLES_MIN: Final = 10_000
 """With fewer tables a full collection takes a few hundredths of a second."""
 _FREE_AFTER_S: Final = 5.0
+_LONG_S: Final = 0.05
+"""A full collection that takes this CPU time has looked at a great many objects."""
 _lock = threading.Lock()
+
+
+class _Collections:
+    """Freezes what a long collection has left."""
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+
+    def ended(self, phase: str, info: Mapping[str, int]) -> None:
+        """See `gc.callbacks`: called before and after each collection, in its thread."""
+        if info["generation"] != 2:
+            return
+        if phase == "start":
+            self._began_s = time.thread_time()
+        elif time.thread_time() - self._began_s > _LONG_S:
+            gc.freeze()
+
+
+_collections = _Collections()
 _under_way: list[int] = []
 """How many tables are being made, each time."""
 
@@ -34,6 +57,8 @@ def making(tables: int) -> Iterator[None]:
     with _lock:
         _under_way.append(tables)
         gc.disable()
+        if _collections.ended not in gc.callbacks:
+            gc.callbacks.append(_collections.ended)
     try:
         yield
     finally:

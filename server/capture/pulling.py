@@ -29,6 +29,9 @@ from storage.model.errors import ClosedError
 from storage.model.span import Span
 from storage.model.ts import physical_ms
 
+_STEP_TABLES = 500
+"""To begin with so many takes some hundredths of a second, in which nobody else has a turn."""
+
 
 class SorterRows:
     """Implements `server.puller.source.Rows`; what still comes for a table that has ended is
@@ -187,14 +190,16 @@ class Pulling:
             else min((puller.resolved_ts for puller in self._others), default=0)
         )
 
-    def begin(self, tables: Sequence[SourceTable], start_ts: int) -> bool:
+    async def begin(self, tables: Sequence[SourceTable], start_ts: int) -> bool:
         """Pull the tables in force at `start_ts`, and the schema changes above it;
-        returns whether these come apart.
+        returns whether these come apart. No table comes or goes meanwhile.
         """
         source, catalog = self._intake.source, self._intake.catalog
         if source.per_table:
-            for table in tables:
+            for number, table in enumerate(tables, 1):
                 self.add(table, start_ts)
+                if number % _STEP_TABLES == 0:
+                    await asyncio.sleep(0)
             schemas = source.schema_puller(start_ts, catalog)
             self._others = [schemas] if schemas is not None else []
         else:

@@ -34,6 +34,7 @@ from storage.model.ts import MAX_TS
 
 _LOOK_EVERY_S = 1.0
 _DELIVERED_EVERY_S = 0.1
+_SETTLE_S = 60.0
 _log = structlog.get_logger(__name__)
 
 
@@ -107,8 +108,9 @@ class Run:
             self.pulling = Pulling(intake, tasks)
             catalog.listener = self
             try:
-                with long_lived.making(len(catalog.read())):
-                    self._begin(self.pulling)
+                tasks.create_task(self._settle(self.pulling), name="settle")
+                async with self._moving:
+                    await self._begin(self.pulling)
                 while True:
                     await asyncio.sleep(_LOOK_EVERY_S)
                     await self.pulling.end_passed(self.rows.ended)
@@ -213,13 +215,29 @@ class Run:
             )
             self._ending.discard(span)
 
-    def _begin(self, pulling: Pulling) -> None:
+    async def _begin(self, pulling: Pulling) -> None:
         start_ts, catalog = self._start_ts, self._assignment.catalog
-        if pulling.begin(catalog.at(start_ts), start_ts):
+        # Before others have their turn: a change that comes meanwhile adds its tables itself.
+        later = [
+            (catalog.of(versions[0]), versions[0].from_ts)
+            for versions in catalog.versions.spans(start_ts)
+            if versions[0].from_ts > start_ts
+        ]
+        if await pulling.begin(catalog.at(start_ts), start_ts):
             self.resolved(start_ts)
-        for versions in catalog.versions.spans(start_ts):
-            if versions[0].from_ts > start_ts:
-                pulling.add(catalog.of(versions[0]), versions[0].from_ts)
+        for table, from_ts in later:
+            pulling.add(table, from_ts)
+
+    async def _settle(self, pulling: Pulling) -> None:
+        """Keep the collector off until all tables are being pulled, a minute at most."""
+        tables = len(self._assignment.catalog.read())
+        if tables < long_lived.TABLES_MIN:
+            return
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _SETTLE_S
+        with long_lived.making(tables):
+            while pulling.resolved_ts <= self._start_ts and loop.time() < until_s:  # noqa: ASYNC110 - pullers tell nobody
+                await asyncio.sleep(_LOOK_EVERY_S)
 
     def _change(self, versions: Sequence[Version], ts: int) -> None:
         """Let a DDL at `ts` come in force for one span."""

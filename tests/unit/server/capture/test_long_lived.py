@@ -20,6 +20,7 @@ class Knot:
 @pytest.fixture(autouse=True)
 def _thawed():
     yield
+    gc.callbacks[:] = [each for each in gc.callbacks if each != long_lived._collections.ended]
     gc.unfreeze()
     assert gc.isenabled()
 
@@ -57,6 +58,17 @@ def test_cycles_of_what_has_ended_are_freed():
     assert known() is not None, "it is frozen"
     long_lived.free()
     assert known() is None
+
+
+def test_what_a_long_collection_leaves_is_not_looked_at_again(monkeypatch):
+    with making(TABLES_MIN):
+        pass
+    monkeypatch.setattr(long_lived, "_LONG_S", -1.0)
+    gc.unfreeze()
+    gc.collect(1)
+    assert gc.get_freeze_count() == 0, "of the young ones"
+    gc.collect()
+    assert gc.get_freeze_count() > 0
 
 
 async def test_they_are_freed_soon_after_the_end(monkeypatch):
