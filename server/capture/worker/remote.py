@@ -298,9 +298,11 @@ class RemoteShare:
                 await self._stop(stub)
 
     def _request(self, target_ts: int, *, limited: bool) -> pb.RunRequest:
+        packs = len(self._began) >= wire.PACKED_TABLES_MIN
         return pb.RunRequest(
             changefeed=self._changefeed,
-            tables=map(wire.table_message, self._began),
+            tables=() if packs else map(wire.table_message, self._began),
+            packed_tables=wire.packed_tables(self._began) if packs else b"",
             checkpoint_ts=self.start_ts,
             target_ts=target_ts,
             changes=map(wire.change_message, self._changes),

@@ -3,9 +3,12 @@
 Pure.
 """
 
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
@@ -25,6 +28,10 @@ from storage.model.errors import CorruptError
 from storage.model.span import Span
 from storage.tidb.document import read_document
 
+_PACKING_LEVEL: Final = 1
+PACKED_TABLES_MIN: Final = 1000
+"""Fewer go as they are."""
+
 
 def table_message(table: SourceTable) -> changefeed_pb2.Table:
     """A table as the changefeed's record has it."""
@@ -38,9 +45,30 @@ def table_record(message: changefeed_pb2.Table) -> TableRecord:
     return TableRecord(message.schema_name, read_document(message.table_info_json))
 
 
+def packed_tables(tables: Iterable[SourceTable]) -> bytes:
+    """Very many tables, for `RunRequest.packed_tables`; texts of tables are much alike."""
+    message = pb.RunRequest(tables=map(table_message, tables))
+    return zlib.compress(message.SerializeToString(), _PACKING_LEVEL)
+
+
+def tables_of(request: pb.RunRequest) -> Iterator[TableRecord]:
+    """The tables of a request, packed or not.
+
+    Raises:
+        CorruptError: what is packed is something else.
+    """
+    yield from map(table_record, request.tables)
+    if request.packed_tables:
+        try:
+            packed = pb.RunRequest.FromString(zlib.decompress(request.packed_tables))
+        except (zlib.error, DecodeError) as err:
+            raise CorruptError(f"the tables of a share cannot be read: {err}") from err
+        yield from map(table_record, packed.tables)
+
+
 def assignment(request: pb.RunRequest, source: Source) -> Assignment:
     """A share, whose tables its capture has chosen and keeps."""
-    start = SchemaChange(request.checkpoint_ts, tables=tuple(map(table_record, request.tables)))
+    start = SchemaChange(request.checkpoint_ts, tables=tuple(tables_of(request)))
     history = History([start, *map(_stored, request.changes)])
     catalog = _catalog(request.changefeed, source, history)
     return Assignment(

@@ -39,6 +39,7 @@ class RunRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     KEEP_TS_FIELD_NUMBER: _builtins.int
+    PACKED_TABLES_FIELD_NUMBER: _builtins.int
     changefeed: _builtins.str
     checkpoint_ts: _builtins.int
     target_ts: _builtins.int
@@ -51,6 +52,10 @@ class RunRequest(_message.Message):
     """The owner's: one that is elected later has a higher one. A share of an earlier term, or run, ends first."""
     keep_ts: _builtins.int
     """What is acknowledged is kept above it until KeepHistory says something else; 0: it is not kept."""
+    packed_tables: _builtins.bytes
+    """More tables: a RunRequest with these alone, compressed by zlib. Those of a hundred thousand tables are more than one message may
+    have otherwise.
+    """
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[_changefeed_pb2.Table]: ...
     @_builtins.property
@@ -69,10 +74,11 @@ class RunRequest(_message.Message):
         run: _builtins.str = ...,
         term: _builtins.int = ...,
         keep_ts: _builtins.int = ...,
+        packed_tables: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "changes", b"changes", "checkpoint_ts", b"checkpoint_ts", "keep_ts", b"keep_ts", "limited", b"limited", "run", b"run", "tables", b"tables", "target_ts", b"target_ts", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "changes", b"changes", "checkpoint_ts", b"checkpoint_ts", "keep_ts", b"keep_ts", "limited", b"limited", "packed_tables", b"packed_tables", "run", b"run", "tables", b"tables", "target_ts", b"target_ts", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

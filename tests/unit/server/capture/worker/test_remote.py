@@ -4,6 +4,7 @@ an upstream in memory.
 
 import asyncio
 import json
+import zlib
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.membership import CaptureRecord
 from server.capture.source.registry import sources
-from server.capture.worker import remote
+from server.capture.worker import remote, wire
 from server.capture.worker.flight import ShareFeeds
 from server.capture.worker.host import Host
 from server.capture.worker.local_share import LocalShare
@@ -31,11 +32,14 @@ from server.changefeed.table import TableRecord
 from server.puller.source import SourceContext
 from server.puller.tidb.table import tidb_table
 from server.rpc.client import connect
+from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.server import RpcServer
 from sink.cut import Bounds
 from sink.flight.tokens import OneToken
 from sorter.errors import TableNotFoundError
-from storage.model.errors import TidemarkError, UnavailableError
+from storage.model.errors import CorruptError, TidemarkError, UnavailableError
+from storage.tidb.document import read_document
+from storage.tidb.schema import Column, TableInfo
 from tests.unit.server.capture.conftest import TABLE
 from tests.unit.server.certificates import Certificates
 
@@ -384,3 +388,22 @@ async def test_a_worker_that_says_nothing_is_killed(tmp_path, monkeypatch):
             await RemoteShare(worker, "feed", TABLES, 1000).run(0, lambda: None)
     worker.close()
     assert worker.killed
+
+
+def test_very_many_tables_of_a_share_are_packed_and_are_the_same_on_the_other_side():
+    source = sources(SourceContext(None, None, None))("feed", "")
+    columns = [Column.bigint("id"), *(Column.bigint(f"c{place}") for place in range(9))]
+    infos = [TableInfo.build(number, f"t{number}", columns) for number in range(100, 1100)]
+    tables = [source.table(TableRecord("shop", read_document(info.to_json()))) for info in infos]
+    plain = worker_pb2.RunRequest(tables=map(wire.table_message, tables))
+    packed = worker_pb2.RunRequest(packed_tables=wire.packed_tables(tables))
+    assert list(wire.tables_of(packed)) == [table.record for table in tables]
+    assert list(wire.tables_of(plain)) == [table.record for table in tables]
+    # Four hundred thousand of them are below what a message may have.
+    assert packed.ByteSize() * 400 < MAX_MESSAGE_BYTES < plain.ByteSize() * 100
+
+
+@pytest.mark.parametrize("garbage", [b"x", zlib.compress(b"\xff\xff\xff")])
+def test_what_is_packed_and_is_something_else_is_told(garbage):
+    with pytest.raises(CorruptError, match="tables of a share"):
+        list(wire.tables_of(worker_pb2.RunRequest(packed_tables=garbage)))
