@@ -368,7 +368,7 @@ class FeedCatalog:
 
     def _before(self, record: TableRecord) -> TableRecord | None:
         """The version of the same table that is in force."""
-        table_id = record.table_info.get("id")
+        table_id = record.former_id
         records = (table.record for table in self.tables)
         return next((each for each in records if each.table_info.get("id") == table_id), None)
 

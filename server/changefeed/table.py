@@ -23,6 +23,7 @@ from sink.row_filter import FilteredMounter, RowFilter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
 from storage.tidb.field_type import NULL_DATES, ZERO_DATES
+from storage.tidb.schema_history import FORMER_ID
 
 _SELECTED: Final = "tidemark_columns"
 _RENAMED: Final = "tidemark_renamed"
@@ -139,6 +140,11 @@ class TableRecord:
         """A record of which readers do not get these changes."""
         info = {**self.table_info, _IGNORED: row_filter.to_document()}
         return TableRecord(self.schema_name, info)
+
+    @property
+    def former_id(self) -> Any:
+        """The id that the table had right below the DDL that brings this record; mostly its own."""
+        return self.table_info.get(FORMER_ID, self.table_info.get("id"))
 
     @property
     def zero_dates(self) -> str | None:

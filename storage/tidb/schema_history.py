@@ -29,6 +29,10 @@ the DDL that brought it at ts may have built columns anew.
 `alone`: one, and did nothing else; `added`: so many of its new columns hold their defaults in older
 rows.
 """
+FORMER_ID: Final = "tidemark_former_id"
+"""Member of a TableInfo: the id that the table had before the DDL that brought this schema."""
+_NEW_ID_KINDS: Final = frozenset({11, 71, 72})
+"""Jobs that give a table another id: TRUNCATE, PARTITION BY, REMOVE PARTITIONING."""
 _DROPS = frozenset({Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE})
 _MOVES = {
     Action.EXCHANGE_PARTITION: "EXCHANGE PARTITION moves rows between tables without writing them",
@@ -243,6 +247,8 @@ class SchemaHistory:
                 )
             table = Table(schema_id, name, info)
             marks = self._removed_partitions(job, table, commit_ts) | _modified(job, commit_ts)
+            if job.kind in _NEW_ID_KINDS and table.id != job.table_id:
+                marks[FORMER_ID] = job.table_id
             yield replace(table, info={**info, **marks})
 
     def _removed_partitions(self, job: Job, table: Table, commit_ts: int) -> dict[str, Any]:

@@ -159,7 +159,8 @@ def following(record: TableRecord, before: TableRecord) -> TableRecord:
     new = {column.id for column in info.stored_columns} - earlier_ids
     modified = record.table_info.get(MODIFIED)
     # The last one stands in the record until another follows: the table's span is named by it.
-    reread = reread_of(before)
+    # With another id it is another span anyway.
+    reread = reread_of(before) if info.id == earlier.id else Reread()
     reshown = _shown_otherwise(earlier, info)
     if modified and (len(new) > modified["added"] or reshown):
         other_keys = any(column.id in new | reshown for column in info.key_columns)

@@ -3,6 +3,7 @@ readers see the same tables at each ts.
 """
 
 import asyncio
+import json
 import random
 
 import pytest
@@ -13,9 +14,14 @@ from server.capture.catalog import FeedCatalog, TablesRead, Terms
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
+from server.changefeed.table import TableRecord
 from server.puller.source import TableChange
+from server.puller.tidb.table import following, tidb_table
+from sink.mounter import COLUMN_ID
 from sorter.errors import RangeCleanedError
 from storage.model.errors import UnavailableError
+from storage.tidb.schema import Column, TableInfo
+from storage.tidb.schema_history import FORMER_ID
 from tests.unit.server.capture.upstream import (
     START,
     STATEMENTS,
@@ -331,3 +337,28 @@ def test_a_catalog_that_begins_anew_reads_no_table_again():
     other = History([SchemaChange(START, tables=(record("a", 1),))])
     FeedCatalog(terms, TablesRead(first.read(), source), other, START, None)
     assert len(made) == 3, "another record, though it says the same"
+
+
+class TidbTables(FakeSource):
+    """Reads the records of TiDB's tables."""
+
+    def table(self, table, before=None):
+        return tidb_table(table if before is None else following(table, before))
+
+
+def tidb_record(table_id, column_id, **more):
+    columns = [Column.bigint("id"), Column.bigint("v")]
+    info = json.loads(TableInfo.build(table_id, "a", columns).to_json())
+    info["cols"][1]["id"] = column_id
+    return TableRecord("s", info | more)
+
+
+async def test_a_table_that_tidb_gives_another_id_keeps_the_identities_of_its_columns():
+    """By PARTITION BY, say: another identity would be another column, without the rows' values."""
+    built_anew = tidb_record(7, 5, tidemark_column_ids={"5": 2})
+    history = History([SchemaChange(START, tables=(built_anew,))])
+    terms = Terms("feed", TableFilter(["s.*"]))
+    catalog = FeedCatalog(terms, TidbTables(), history, START, None)
+    for former, identity in (({FORMER_ID: 7}, b"2"), ({}, b"5")):
+        table = catalog.table(tidb_record(9, 5, **former), 110)
+        assert table.mounter.schema.field("v").metadata[COLUMN_ID] == identity

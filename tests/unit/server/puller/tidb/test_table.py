@@ -19,6 +19,7 @@ from server.puller.tidb.table import (
     following,
     keeping_identities,
     part_spans,
+    record_of,
     removed_from,
     reread_of,
     tidb_table,
@@ -450,6 +451,25 @@ def test_a_column_that_was_being_built_when_the_changefeed_began_is_read_again()
     table.ddl(Action.MODIFY_COLUMN, replace(V, id=3, flen=3))
     assert reread_of(table.table.record) == Reread(20)
     assert identities(table.table.record) == {"id": 1, "v": 2}
+
+
+@pytest.mark.parametrize("kind", [71, 72, Action.TRUNCATE_TABLE])
+def test_columns_stay_the_same_where_a_table_gets_another_id(kind: int) -> None:
+    """PARTITION BY, REMOVE PARTITIONING and TRUNCATE, behind a MODIFY that built a column anew."""
+    table = followed(V)
+    table.ddl(Action.MODIFY_COLUMN, replace(V, id=3, flen=3))
+    history = SchemaHistory(20, {1: "a"}, [Table(1, "a", table.table.record.table_info)])
+    doc = {
+        "id": 99, "type": kind, "state": 4, "schema_id": 1, "table_id": 7, "query": "ALTER",
+        "binlog": {"TableInfo": info_of(replace(V, id=3, flen=3)) | {"id": 9}},
+    }  # fmt: skip
+    change = history.apply(Job.parse(json.dumps(doc)), 30)
+    assert change is not None
+    record = record_of(change.tables[0])
+    assert (record.former_id, table.table.record.former_id) == (7, 7)
+    after = following(record, table.table.record)
+    assert identities(after) == {"id": 1, "v": 2}
+    assert (reread_of(after), tidb_table(after).span.table_id) == (Reread(), 9)
 
 
 def test_a_key_with_other_values_empties_the_table() -> None:
