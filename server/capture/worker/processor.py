@@ -236,7 +236,7 @@ class WorkersProcessor(ProcessorPosition):
         self, source: Splittable | None
     ) -> tuple[TablePlacement[Worker], Splitting | None]:
         """Where each table begins, and what splits them, if they may be split."""
-        placement = await asyncio.to_thread(self._placement)
+        placement = await asyncio.to_thread(self._placement, self._workers.workers())
         if source is None or not self._least_regions:
             return placement, None
         splitting = Splitting(self._catalog, placement, source, self._least_regions)
@@ -244,9 +244,9 @@ class WorkersProcessor(ProcessorPosition):
             placement.reshape(whole, shape)
         return placement, splitting
 
-    def _placement(self) -> TablePlacement[Worker]:
+    def _placement(self, workers: Sequence[Worker]) -> TablePlacement[Worker]:
         spans = [table.span for table in self._catalog.at(self.start_ts)]
-        return TablePlacement(self._workers.workers(), self._name, spans)
+        return TablePlacement(workers, self._name, spans)
 
     def _divided(
         self,
