@@ -24,6 +24,15 @@ READER_S_MAX: Final = 600
 look.
 """
 
+_HISTORY_GONE: Final = frozenset(
+    f"TM:{code}"
+    for code in (
+        *("ErrBinlogPurged", "ErrGCTTLExceeded", "ErrMySQLGtidNotOnServer", "ErrMySQLLogDamaged"),
+        *("ErrMySQLLogPurged", "ErrSnapshotLostByGC"),
+    )
+)
+"""Errors after which no resume alone helps."""
+
 Document = Mapping[str, Any]
 
 
@@ -212,9 +221,14 @@ def _state(changefeed: Document, where: str) -> Iterator[Finding]:
     said = f"[{error['code']}] {error['message']}" if error else ""
     resume = f"`tidemark cli changefeed resume -c {name}`"
     if state == "failed":
-        yield Finding(
-            Level.PROBLEM, where, f"it has failed: {said}", f"mend the cause, then {resume}"
-        )
+        way_on = f"mend the cause, then {resume}"
+        if error and error["code"] in _HISTORY_GONE:
+            way_on = (
+                "what comes next is gone: make another changefeed with --dump, or `tidemark cli "
+                f"changefeed resume -c {name} --overwrite-checkpoint-ts now` and `tidemark cli "
+                f"changefeed dumpstart -c {name}`"
+            )
+        yield Finding(Level.PROBLEM, where, f"it has failed: {said}", way_on)
     elif state == "warning" and said:
         yield Finding(Level.WARNING, where, said, "it is tried again by itself")
     elif state == "stopped":

@@ -110,7 +110,12 @@ def test_a_failed_one_is_a_problem_with_its_error_and_the_way_on():
     [(level, text)] = said(document)
     assert level == Level.PROBLEM
     assert "[TM:ErrMySQLLogPurged] the log is gone" in text
-    assert "tidemark cli changefeed resume -c orders" in text
+    assert "tidemark cli changefeed resume -c orders --overwrite-checkpoint-ts now" in text
+    assert "mend the cause" not in text
+    error = pb.RunningError(code="ErrTargetFull", message="no space")
+    document = changefeed(state=pb.CHANGEFEED_STATE_FAILED, error=error)
+    [(level, text)] = said(document)
+    assert "mend the cause, then `tidemark cli changefeed resume -c orders`" in text
 
 
 def test_the_error_of_a_lake_job_is_said_once():
