@@ -295,8 +295,9 @@ def test_a_lake_goes_from_equality_deletes_to_vectors(spark, tmp_path, feed):
     lake.check(6)
 
 
-def test_more_partitions_than_files_may_be_open(spark, tmp_path, feed, monkeypatch):
-    monkeypatch.setattr(files, "OPEN_FILES_MAX", 2)
+def test_more_partitions_than_may_be_written_at_a_time(spark, tmp_path, feed, monkeypatch):
+    for most in ("OPEN_FILES_MAX", "PENDING_BYTES_MAX", "_GROUP_BYTES"):
+        monkeypatch.setattr(files, most, 2)
     lake = Lake(spark, tmp_path, feed)
     lake.keep((1, 2), "bucket(30, id)")
     lake.check(2)

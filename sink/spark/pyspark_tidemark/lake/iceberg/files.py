@@ -33,6 +33,8 @@ WRITTEN = pa.schema(
     ]
 )
 """What tasks yield, one row a `Written`."""
+PENDING_BYTES_MAX = 128 << 20
+"""So much waits for row groups, of all partitions together."""
 OPEN_FILES_MAX = 256
 """Rows of more partitions than that go to further files."""
 SHARE_BYTES = 128 << 20
@@ -111,27 +113,27 @@ class _File:
         self._sink: Any = None
         self._writer: Any = None
         self._pending: list[Any] = []
-        self._pending_bytes = 0
+        self.pending_bytes = 0
 
     def add(self, rows: Any) -> None:
         if not len(rows):
             return
         self._pending.append(rows.select(self._schema.names).cast(self._schema))
-        self._pending_bytes += self._pending[-1].nbytes
-        if self._pending_bytes >= _GROUP_BYTES:
-            self._flush()
+        self.pending_bytes += self._pending[-1].nbytes
+        if self.pending_bytes >= _GROUP_BYTES:
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         if not self._pending:
             return
         with self._layout.storage.errors_named(self._path):
             if self._writer is None:
                 self._writer = self._opened()
             self._writer.write_table(pa.concat_tables(self._pending))
-        self._pending, self._pending_bytes = [], 0
+        self._pending, self.pending_bytes = [], 0
 
     def close(self) -> list[Written]:
-        self._flush()
+        self.flush()
         if self._writer is None:
             return []
         with self._layout.storage.errors_named(self._path):
@@ -185,6 +187,10 @@ class _PartitionFiles:
                     self._close_files()
                 self._open[partition] = _File(self._layout, partition=partition)
             self._open[partition].add(part)
+        # Each file waits for a row group of its own, and there may be very many.
+        if sum(file.pending_bytes for file in self._open.values()) >= PENDING_BYTES_MAX:
+            for file in self._open.values():
+                file.flush()
 
     def _close_files(self) -> None:
         for file in self._open.values():
