@@ -151,8 +151,8 @@ class TidbMounter:
         cells = block.cells(column.id)
         values = arrow_array(column, cells)
         if column.id in keys.column_ids and bool(np.any(cells.unknown)):
-            told = arrow_array(column, keys.cells(column.id, cells.missing))
-            return pc.if_else(pa.array(cells.unknown), told, values)
+            of_key = arrow_array(column, keys.cells(column.id, cells.missing))
+            return pc.if_else(pa.array(cells.unknown), of_key, values)
         default = self._defaults.get(column.id)
         if default is not None and bool(np.any(cells.missing)):
             return pc.if_else(pa.array(cells.missing), default, values)

@@ -308,9 +308,9 @@ def _lake_job(changefeed: Document, where: str) -> Iterator[Finding]:
         )
     elif job["state"] == "retrying":
         # The changefeed is in `warning` for it, and says the error itself.
-        told = changefeed["error"] if changefeed["state"] == "warning" else None
-        is_told = error and told and told | {"time": ""} == error | {"time": ""}
-        again = "" if is_told else said
+        shown = changefeed["error"] if changefeed["state"] == "warning" else None
+        is_shown = error and shown and shown | {"time": ""} == error | {"time": ""}
+        again = "" if is_shown else said
         yield Finding(Level.WARNING, where, f"it failed and is started again{again}")
     elif job["state"] == "silent" and changefeed["state"] in ("normal", "warning"):
         yield Finding(

@@ -170,9 +170,9 @@ def _no_command(arguments: Sequence[str]) -> str:
         )
     # Imported here: no other command waits for it.
     groups = importlib.import_module("server.cli.cli").GROUPS
-    known = {**{group: f"cli {group}" for group in groups}, **{each: each for each in COMMANDS}}
-    nearest = [name] if name in known else difflib.get_close_matches(name, known, n=1)
-    advice = f"; did you mean tidemark {known[nearest[0]]}?" if nearest else "."
+    commands = {**{group: f"cli {group}" for group in groups}, **{each: each for each in COMMANDS}}
+    nearest = [name] if name in commands else difflib.get_close_matches(name, commands, n=1)
+    advice = f"; did you mean tidemark {commands[nearest[0]]}?" if nearest else "."
     return f"tidemark: no command {name!r}{advice}"
 
 

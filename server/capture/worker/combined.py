@@ -98,11 +98,11 @@ class _Layout:
 
     def by_share(self, spans: Sequence[Span]) -> dict[Share, list[Span]]:
         """The tables, as parts where they are split, by who has them."""
-        asked: dict[Share, list[Span]] = {}
+        by_share: dict[Share, list[Span]] = {}
         for span in spans:
             for part in self.of(span):
-                asked.setdefault(self.owner(part), []).append(part)
-        return asked
+                by_share.setdefault(self.owner(part), []).append(part)
+        return by_share
 
     def expecting(self, spans: Iterable[Span]) -> "_Layout":
         return replace(self, unasked=self.unasked | {*spans} - self.owners.keys())
@@ -281,19 +281,19 @@ class CombinedSink:
         bounds: tuple[int, int],
         slice_bytes: int | None,
     ) -> list[Slice]:
-        asked: Sequence[tuple[Share, list[Span] | None]]
+        shares: Sequence[tuple[Share, list[Span] | None]]
         if spans is None:
             self._check_kept(bounds[0])
-            asked = [(share, None) for share in self._shares]
+            shares = [(share, None) for share in self._shares]
         else:
-            asked = list(layout.by_share(spans).items())
+            shares = list(layout.by_share(spans).items())
         answers = self._map(
             lambda pair: [
                 part
                 for part in pair[0].plan_tables(pair[1], *bounds, slice_bytes)
                 if layout.is_asked(part.span, pair[0])
             ],
-            asked,
+            shares,
         )
         slices, of_split = [], dict[Span, list[Slice]]()
         for part in itertools.chain.from_iterable(answers):
@@ -383,9 +383,9 @@ class CombinedSink:
                 if shares is self._shares:
                     raise
 
-    def _map(self, ask: Callable[[K], T], asked: Sequence[K]) -> list[T]:
+    def _map(self, ask: Callable[[K], T], items: Sequence[K]) -> list[T]:
         """Ask at the same time; one alone without a thread of its own."""
-        return list(map(ask, asked) if len(asked) == 1 else self._executor.map(ask, asked))
+        return list(map(ask, items) if len(items) == 1 else self._executor.map(ask, items))
 
     def _only_sink(self) -> Sink | None:
         """The sink of the only share, if this process runs it and no other one joins."""
@@ -561,16 +561,16 @@ class WorkerChunks:
         generation: dict[Span, Hashable] = {span: self._generation(span) for span in spans}
         ts, read = 0, list[PageRead | None]([None] * len(pages))
         for span in spans:
-            asked = {
+            inside = {
                 number: part
                 for number, page in enumerate(pages)
                 if (part := _within(page, read[number], span if len(spans) > 1 else None))
             }
-            if not asked:
+            if not inside:
                 continue
-            answer = await self._read(span, list(asked.values()))
+            answer = await self._read(span, list(inside.values()))
             ts, generation[span] = max(ts, answer.ts), answer.generation
-            for number, page_read in zip(asked, answer.pages, strict=True):
+            for number, page_read in zip(inside, answer.pages, strict=True):
                 read[number] = _continued(read[number], page_read)
         # Whoever asked compares it: with other parts meanwhile, all of it is read again.
         parts = tuple(generation[span] for span in spans)

@@ -52,12 +52,12 @@ class Splitting:
             except TidemarkError as err:
                 _log.warning("tables are not split for now", error=str(err))
                 return []
-        known = {versions[0].span: versions for versions in self._catalog.versions.spans(0)}
-        wanted = (
-            (table.span, self._shape(known.get(table.span, ()), begins, workers))
+        versions_of = {versions[0].span: versions for versions in self._catalog.versions.spans(0)}
+        shapes = (
+            (table.span, self._shape(versions_of.get(table.span, ()), begins, workers))
             for table in tables
         )
-        return [(span, shape) for span, shape in wanted if shape]
+        return [(span, shape) for span, shape in shapes if shape]
 
     def _shape(
         self, versions: Sequence[Version], begins: Sequence[bytes], workers: Sequence[Worker]
@@ -72,15 +72,15 @@ class Splitting:
         regions = len(inside) + 1
         if parts == (span,):
             can_split = regions >= max(self._region_threshold, 2) and self._can_split(versions)
-            wanted = min(regions, len(workers)) if can_split else 1
+            count = min(regions, len(workers)) if can_split else 1
         elif self._can_split(versions):
             # Also where the regions have become fewer.
-            wanted = min(max(regions, len(parts)), len(workers))
+            count = min(max(regions, len(parts)), len(workers))
         else:
-            wanted = 1
-        if wanted == len(parts):
+            count = 1
+        if count == len(parts):
             return None
-        return self._dealt(divided(span, inside, wanted), workers)
+        return self._dealt(divided(span, inside, count), workers)
 
     def _can_split(self, versions: Sequence[Version]) -> bool:
         """Whether a table can be split in all the versions that are known."""

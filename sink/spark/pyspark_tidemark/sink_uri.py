@@ -393,10 +393,10 @@ class SinkUri:
 
 def partition_fault(lake_format: str, text: str) -> str:
     """What a valid value of `partition-by` has to be for a format, or nothing if it is that."""
-    rules, known = PartitionRules.parse(text), find_format(lake_format).partitions
-    if rules.rules and not known:
+    rules, possible = PartitionRules.parse(text), find_format(lake_format).partitions
+    if rules.rules and not possible:
         return f"nothing for a {lake_format} target, whose tables have no partitions"
-    if known == COLUMNS and not rules.has_only_columns():
+    if possible == COLUMNS and not rules.has_only_columns():
         return f"columns as they are for a {lake_format} target, which has no transforms"
     return ""
 

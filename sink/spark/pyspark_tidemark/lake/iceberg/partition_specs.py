@@ -104,11 +104,11 @@ class PartitionSpecs:
         table = transaction.table()
         ids = field_ids(self._catalog.schema(table))
         there = {(each["transform"], each["source-id"]): each for each in self._fields(table)}
-        wanted = {(_java_name(field), ids[field.column]): field for field in fields}
+        by_identity = {(_java_name(field), ids[field.column]): field for field in fields}
         update = transaction.updateSpec()
-        for each in (each for identity, each in there.items() if identity not in wanted):
+        for each in (each for identity, each in there.items() if identity not in by_identity):
             update.removeField(each["name"])
-        for identity, field in wanted.items():
+        for identity, field in by_identity.items():
             if identity not in there:
                 update.addField(self._term(field))
         update.commit()

@@ -96,8 +96,8 @@ class Partitioning:
 
 def _field(described: Mapping[str, Any]) -> SpecField:
     transform = str(described["transform"])
-    known = transform in _PLAIN or _WITH_WIDTH.fullmatch(transform)
-    if not known or "source-id" not in described:
+    is_known = transform in _PLAIN or _WITH_WIDTH.fullmatch(transform)
+    if not is_known or "source-id" not in described:
         raise SourceError(
             "ErrPartitionUnsupported",
             f"somebody else has partitioned the table by {described['name']}, {transform!r}, which "
