@@ -136,6 +136,10 @@ class SimProcessor(ProcessorPosition):
         del span
         return ()
 
+    def places(self, span: Any) -> tuple[str, ...]:
+        del span
+        return ()
+
     def wipe(self) -> None:
         pass
 
