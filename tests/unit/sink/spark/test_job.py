@@ -19,6 +19,7 @@ class Query:
 
     id = "q"
     lastProgress = None  # noqa: N815 - Spark's name
+    status = {"message": "Waiting for data to arrive"}  # noqa: RUF012
 
     def __init__(self, looks, failure=None):
         self._looks = looks

@@ -19,8 +19,8 @@ class Captures:
         self.reported = threading.Condition()
         self._answer = answer
 
-    def report(self, state, cut_ts, error=None, commits=""):
-        self.commits = commits
+    def report(self, state, cut_ts, error=None, commits="", ui=""):
+        self.commits, self.ui = commits, ui
         with self.reported:
             self.reports.append((state, cut_ts, error and error.code))
             self.reported.notify_all()
