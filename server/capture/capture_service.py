@@ -88,6 +88,7 @@ class CaptureService:
                 version=member.record.version,
                 draining=member.is_draining,
                 maintained=member.maintained,
+                started=member.record.started,
             )
             for member in await self._membership.members()
         ]

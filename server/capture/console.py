@@ -7,9 +7,12 @@ which the page pauses and resumes. Any capture answers: it asks the owner for th
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import grpc
+from kvproto import metapb_pb2
 from prometheus_client import REGISTRY
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, explain_pb2
 from tidemarkpb.v1.explain_pb2_grpc import ExplainServiceStub
@@ -49,6 +52,8 @@ _BLOCKERS: Final = 5
 _ROWS_IN: Final = "tidemark_sorter_rows_in_total"
 
 ExplainGC = Callable[[], Awaitable[explain_pb2.ExplainGCResponse]]
+ClusterMap = Callable[[], Awaitable[list[dict[str, Any]]]]
+"""The daemons beside the captures."""
 
 
 class Console:
@@ -60,8 +65,11 @@ class Console:
         services: "Services",
         explain_gc: ExplainGC,
         access: Access | None = None,
+        cluster: ClusterMap | None = None,
     ) -> None:
+        """`cluster` tells of coordinators and stores."""
         self._access = access or OpenAccess()
+        self._cluster = Remembered(cluster or _nobody, _GC_EVERY_S)
         self._api = api
         self._services = services
         self._explain_gc = explain_gc
@@ -119,6 +127,7 @@ class Console:
             "changefeeds": shown,
             "detail": opened_detail,
             "captures": captures,
+            "daemons": await self._cluster.now(),
             "gc": gc
             and {"summary": gc["summary"], "blockers": list(map(_blocker, gc["blockers"]))},
         }
@@ -164,6 +173,8 @@ class Services:
                 "address": each.address,
                 "flight_address": each.flight_address,
                 "version": each.version,
+                "is_draining": each.draining,
+                "started": each.started,
             }
             for each in listed.captures
         ]
@@ -218,6 +229,63 @@ class _Rate:
         return self._per_s
 
 
+class Remembered:
+    """What `ask` says, asked again after some seconds; what it said before, where it cannot say."""
+
+    def __init__(self, ask: ClusterMap, every_s: float) -> None:
+        self._ask = ask
+        self._every_s = every_s
+        self._asked_s = -every_s
+        self._said: list[dict[str, Any]] = []
+
+    async def now(self) -> list[dict[str, Any]]:
+        """The newest answer."""
+        now_s = time.monotonic()
+        if now_s - self._asked_s >= self._every_s:
+            # Noted before the call: pages that come meanwhile do not ask, too.
+            self._asked_s = now_s
+            with suppress(TidemarkError, grpc.RpcError):
+                self._said = await self._ask()
+        return self._said
+
+
+async def _nobody() -> list[dict[str, Any]]:
+    return []
+
+
+def mapped_by(pd: PdClient) -> ClusterMap:
+    """The coordinators and stores that PD tells of."""
+
+    async def daemons() -> list[dict[str, Any]]:
+        members, stores = await pd.members(), await pd.stores()
+        coordinators = [
+            {
+                "kind": "coordinator",
+                "name": each.name,
+                "address": ", ".join(each.client_urls),
+                "role": "leader" if each.member_id == members.leader.member_id else "",
+                "version": each.binary_version,
+                "started": "",
+            }
+            for each in members.members
+        ]
+        return coordinators + [
+            {
+                "kind": "store",
+                "name": str(each.id),
+                "address": each.address,
+                "role": metapb_pb2.NodeState.Name(each.node_state).lower(),
+                "version": each.version,
+                "started": datetime.fromtimestamp(each.start_timestamp, UTC).isoformat()
+                if each.start_timestamp
+                else "",
+            }
+            for each in stores
+        ]
+
+    return daemons
+
+
 def explained_by(pd: PdClient, security: SecurityConfig) -> ExplainGC:
     """Ask the coordinator that leads; raises grpc.RpcError where it is a real PD."""
 
@@ -261,6 +329,7 @@ def _opened(document: dict[str, Any], lags: Mapping[str, float], now_ms: int) ->
     return {
         **document,
         "table_count": len(document["tables"]),
+        "rows_per_s": sum(each.get("rows_per_s") or 0 for each in document["tables"]),
         "tables": tables,
         "ddls": document["ddls"][::-1],
         "stages": lags,

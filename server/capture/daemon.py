@@ -18,7 +18,7 @@ from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, worker_pb2
 from server.capture.api_v2.api import Api
 from server.capture.capture_service import Blockers, CaptureService
 from server.capture.changefeeds import Changefeeds
-from server.capture.console import Console, Services, explained_by
+from server.capture.console import Console, Services, explained_by, mapped_by
 from server.capture.directory import check_sockets_directory, lock
 from server.capture.feed import FeedFactory
 from server.capture.fence import Fence, FencedMeta
@@ -293,6 +293,7 @@ def _served(
         Services(changefeeds, captures, dumps),
         explained_by(context.pd, security),
         clients,
+        mapped_by(context.pd),
     )
     server.serve_http1(console.answer)
     return server

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from typing import Final, Self
 
 import structlog
@@ -46,6 +47,8 @@ class CaptureRecord:
     address: str
     flight_address: str
     version: str = f"{CREATOR_VERSION}+{_CONTRACT}"
+    started: str = ""
+    """When it began, RFC 3339; empty: an earlier version did not say."""
 
     @classmethod
     def from_json(cls, value: bytes) -> Self:
@@ -91,7 +94,9 @@ class Membership:
 
     async def run(self, address: str, flight_address: str) -> None:
         """Be a member at these addresses, and the owner when elected, until cancelled."""
-        record = CaptureRecord(self.id, address, flight_address)
+        record = CaptureRecord(
+            self.id, address, flight_address, started=datetime.now(UTC).isoformat()
+        )
         while True:
             try:
                 await apart(self._session(record))

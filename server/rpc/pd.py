@@ -295,6 +295,13 @@ class PdClient:
         request = pdpb_pb2.GetGCSafePointRequest(header=self._header)
         return int((await self._call("GetGCSafePoint", request)).safe_point)
 
+    async def members(self) -> pdpb_pb2.GetMembersResponse:
+        """All coordinators, and which one leads."""
+        answer: pdpb_pb2.GetMembersResponse = await self._call(
+            "GetMembers", pdpb_pb2.GetMembersRequest(header=self._header)
+        )
+        return answer
+
     async def leader_address(self) -> str:
         """Where the leader listens now: for its services that this client does not speak."""
         return await self._repeat(lambda _: self._members.address())

@@ -112,11 +112,39 @@ function blocker(found) {
     element("strong", {}, found.id), ` ${found.reason}`, ...commands);
 }
 
+function capture(of) {
+  const roles = [of.is_owner ? "owner" : "", of.is_draining ? "draining" : ""].filter(Boolean).join(", ");
+  return { kind: "capture", name: of.id, role: roles, address: `${of.address}, Flight ${of.flight_address}`,
+    version: of.version, started: of.started };
+}
+
+function daemonRow(daemon) {
+  const up = daemon.started ? duration((Date.now() - Date.parse(daemon.started)) / 1000) : "";
+  return element("tr", {}, cell("Daemon", daemon.kind), cell("Name", daemon.name), cell("Role", daemon.role),
+    cell("Address", daemon.address), cell("Version", daemon.version), cell("Up", up));
+}
+
+function perSecond(value) {
+  return value ? `${value < 10 ? value.toFixed(1) : Math.round(value)}` : "";
+}
+
+function readerFacts(feed) {
+  return (feed.readers || []).map((reader) => [`reader ${reader.name}`, `at ${reader.checkpoint_time || reader.checkpoint_tso}`]);
+}
+
+function jobFacts(job) {
+  if (!job) return [];
+  const error = job.error ? `, ${job.error.code} ${job.error.message}` : "";
+  return [["lake job", `${job.state}, newest cut ${job.cut_time || "none"}, reported ${job.reported}${error}`]];
+}
+
 function facts(feed) {
   const shown = {
     "source": feed.source_uri || "the cluster", "sink": feed.sink_uri, "filter": feed.filter.join(" "),
     "created": feed.create_time, "checkpoint": `${feed.checkpoint_time} (${feed.checkpoint_tso})`,
     "tables": `${feed.table_count}`, "left out": feed.ignored_tables.join(", "),
+    "rows/s": perSecond(feed.rows_per_s),
+    ...Object.fromEntries([...jobFacts(feed.lake_job), ...readerFacts(feed)]),
   };
   for (const [stage, lag] of Object.entries(feed.stages)) shown[stage] = `${duration(lag)} behind the present`;
   return Object.entries(shown).filter(([, value]) => value).flatMap(
@@ -130,7 +158,7 @@ function showDetail(feed) {
   at("facts").replaceChildren(...facts(feed));
   at("tables").tBodies[0].replaceChildren(...feed.tables.map((table) => element("tr", {},
     cell("Table", table.table), cell("State", [element("span", { class: table.state }, table.state)]),
-    cell("Lag", duration(table.lag_seconds), "number"), cell("Resolved", `${table.resolved_ts}`, "number"))));
+    cell("Lag", duration(table.lag_seconds), "number"), cell("Rows/s", perSecond(table.rows_per_s), "number"), cell("Resolved", `${table.resolved_ts}`, "number"))));
   at("ddls").replaceChildren(...feed.ddls.map((ddl) => element("li", {},
     `${ddl.time} `, element("code", {}, ddl.query))));
 }
@@ -154,9 +182,7 @@ function show() {
   const wasButton = document.activeElement?.className === "name" ? "button.name" : "td:last-child button";
   at("changefeeds").tBodies[0].replaceChildren(...feeds.map(changefeedRow));
   if (held) document.querySelector(`tr[data-id="${CSS.escape(held)}"] ${wasButton}`)?.focus();
-  at("captures").tBodies[0].replaceChildren(...shown.captures.map((capture) => element("tr", {},
-    cell("Capture", capture.id), cell("Owner", capture.is_owner ? "owner" : ""),
-    cell("Address", capture.address), cell("Flight", capture.flight_address), cell("Version", capture.version))));
+  at("daemons").tBodies[0].replaceChildren(...[...shown.daemons, ...shown.captures.map(capture)].map(daemonRow));
   at("gc").textContent = shown.gc ? shown.gc.summary : "the coordinator does not explain its garbage collection";
   at("blockers").replaceChildren(...(shown.gc ? shown.gc.blockers : []).map(blocker));
   showDetail(shown.detail);

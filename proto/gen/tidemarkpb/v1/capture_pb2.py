@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btidemarkpb/v1/capture.proto\x12\rtidemarkpb.v1\"\x87\x01\n\x07\x43\x61pture\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x16\n\x0e\x66light_address\x18\x03 \x01(\t\x12\x10\n\x08is_owner\x18\x04 \x01(\x08\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x12\n\nmaintained\x18\x07 \x01(\r\"1\n\x13\x44rainCaptureRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\"&\n\x14\x44rainCaptureResponse\x12\x0e\n\x06tables\x18\x01 \x01(\r\"\x14\n\x12ResignOwnerRequest\"\x15\n\x13ResignOwnerResponse\"\x15\n\x13ListCapturesRequest\"@\n\x14ListCapturesResponse\x12(\n\x08\x63\x61ptures\x18\x01 \x03(\x0b\x32\x16.tidemarkpb.v1.Capture\"#\n\x12GetBlockersRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"M\n\x13GetBlockersResponse\x12\x36\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32!.tidemarkpb.v1.ChangefeedBlockers\"\x82\x01\n\x12\x43hangefeedBlockers\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x15\n\rcheckpoint_ts\x18\x02 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12,\n\x06tables\x18\x04 \x03(\x0b\x32\x1c.tidemarkpb.v1.TableBlockers\"\x8b\x01\n\rTableBlockers\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x15\n\rcheckpoint_ts\x18\x03 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x04 \x01(\x04\x12.\n\x07regions\x18\x05 \x03(\x0b\x32\x1d.tidemarkpb.v1.RegionBlockers\"\x91\x01\n\x0eRegionBlockers\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x02 \x01(\x04\x12\r\n\x05store\x18\x03 \x01(\t\x12)\n\x05locks\x18\x04 \x03(\x0b\x32\x1a.tidemarkpb.v1.LockBlocker\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x0c\n\x04pump\x18\x06 \x01(\t\"[\n\x0bLockBlocker\x12\x10\n\x08start_ts\x18\x01 \x01(\x04\x12\x0f\n\x07primary\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x0c\n\x04kind\x18\x05 \x01(\t2\xee\x02\n\x0e\x43\x61ptureService\x12W\n\x0cListCaptures\x12\".tidemarkpb.v1.ListCapturesRequest\x1a#.tidemarkpb.v1.ListCapturesResponse\x12T\n\x0bGetBlockers\x12!.tidemarkpb.v1.GetBlockersRequest\x1a\".tidemarkpb.v1.GetBlockersResponse\x12W\n\x0c\x44rainCapture\x12\".tidemarkpb.v1.DrainCaptureRequest\x1a#.tidemarkpb.v1.DrainCaptureResponse\x12T\n\x0bResignOwner\x12!.tidemarkpb.v1.ResignOwnerRequest\x1a\".tidemarkpb.v1.ResignOwnerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btidemarkpb/v1/capture.proto\x12\rtidemarkpb.v1\"\x98\x01\n\x07\x43\x61pture\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x16\n\x0e\x66light_address\x18\x03 \x01(\t\x12\x10\n\x08is_owner\x18\x04 \x01(\x08\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x12\n\nmaintained\x18\x07 \x01(\r\x12\x0f\n\x07started\x18\x08 \x01(\t\"1\n\x13\x44rainCaptureRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\"&\n\x14\x44rainCaptureResponse\x12\x0e\n\x06tables\x18\x01 \x01(\r\"\x14\n\x12ResignOwnerRequest\"\x15\n\x13ResignOwnerResponse\"\x15\n\x13ListCapturesRequest\"@\n\x14ListCapturesResponse\x12(\n\x08\x63\x61ptures\x18\x01 \x03(\x0b\x32\x16.tidemarkpb.v1.Capture\"#\n\x12GetBlockersRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"M\n\x13GetBlockersResponse\x12\x36\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32!.tidemarkpb.v1.ChangefeedBlockers\"\x82\x01\n\x12\x43hangefeedBlockers\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x15\n\rcheckpoint_ts\x18\x02 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12,\n\x06tables\x18\x04 \x03(\x0b\x32\x1c.tidemarkpb.v1.TableBlockers\"\x8b\x01\n\rTableBlockers\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x15\n\rcheckpoint_ts\x18\x03 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x04 \x01(\x04\x12.\n\x07regions\x18\x05 \x03(\x0b\x32\x1d.tidemarkpb.v1.RegionBlockers\"\x91\x01\n\x0eRegionBlockers\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x02 \x01(\x04\x12\r\n\x05store\x18\x03 \x01(\t\x12)\n\x05locks\x18\x04 \x03(\x0b\x32\x1a.tidemarkpb.v1.LockBlocker\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x0c\n\x04pump\x18\x06 \x01(\t\"[\n\x0bLockBlocker\x12\x10\n\x08start_ts\x18\x01 \x01(\x04\x12\x0f\n\x07primary\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x0c\n\x04kind\x18\x05 \x01(\t2\xee\x02\n\x0e\x43\x61ptureService\x12W\n\x0cListCaptures\x12\".tidemarkpb.v1.ListCapturesRequest\x1a#.tidemarkpb.v1.ListCapturesResponse\x12T\n\x0bGetBlockers\x12!.tidemarkpb.v1.GetBlockersRequest\x1a\".tidemarkpb.v1.GetBlockersResponse\x12W\n\x0c\x44rainCapture\x12\".tidemarkpb.v1.DrainCaptureRequest\x1a#.tidemarkpb.v1.DrainCaptureResponse\x12T\n\x0bResignOwner\x12!.tidemarkpb.v1.ResignOwnerRequest\x1a\".tidemarkpb.v1.ResignOwnerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,31 +32,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemarkpb.v1.capture_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CAPTURE']._serialized_start=47
-  _globals['_CAPTURE']._serialized_end=182
-  _globals['_DRAINCAPTUREREQUEST']._serialized_start=184
-  _globals['_DRAINCAPTUREREQUEST']._serialized_end=233
-  _globals['_DRAINCAPTURERESPONSE']._serialized_start=235
-  _globals['_DRAINCAPTURERESPONSE']._serialized_end=273
-  _globals['_RESIGNOWNERREQUEST']._serialized_start=275
-  _globals['_RESIGNOWNERREQUEST']._serialized_end=295
-  _globals['_RESIGNOWNERRESPONSE']._serialized_start=297
-  _globals['_RESIGNOWNERRESPONSE']._serialized_end=318
-  _globals['_LISTCAPTURESREQUEST']._serialized_start=320
-  _globals['_LISTCAPTURESREQUEST']._serialized_end=341
-  _globals['_LISTCAPTURESRESPONSE']._serialized_start=343
-  _globals['_LISTCAPTURESRESPONSE']._serialized_end=407
-  _globals['_GETBLOCKERSREQUEST']._serialized_start=409
-  _globals['_GETBLOCKERSREQUEST']._serialized_end=444
-  _globals['_GETBLOCKERSRESPONSE']._serialized_start=446
-  _globals['_GETBLOCKERSRESPONSE']._serialized_end=523
-  _globals['_CHANGEFEEDBLOCKERS']._serialized_start=526
-  _globals['_CHANGEFEEDBLOCKERS']._serialized_end=656
-  _globals['_TABLEBLOCKERS']._serialized_start=659
-  _globals['_TABLEBLOCKERS']._serialized_end=798
-  _globals['_REGIONBLOCKERS']._serialized_start=801
-  _globals['_REGIONBLOCKERS']._serialized_end=946
-  _globals['_LOCKBLOCKER']._serialized_start=948
-  _globals['_LOCKBLOCKER']._serialized_end=1039
-  _globals['_CAPTURESERVICE']._serialized_start=1042
-  _globals['_CAPTURESERVICE']._serialized_end=1408
+  _globals['_CAPTURE']._serialized_end=199
+  _globals['_DRAINCAPTUREREQUEST']._serialized_start=201
+  _globals['_DRAINCAPTUREREQUEST']._serialized_end=250
+  _globals['_DRAINCAPTURERESPONSE']._serialized_start=252
+  _globals['_DRAINCAPTURERESPONSE']._serialized_end=290
+  _globals['_RESIGNOWNERREQUEST']._serialized_start=292
+  _globals['_RESIGNOWNERREQUEST']._serialized_end=312
+  _globals['_RESIGNOWNERRESPONSE']._serialized_start=314
+  _globals['_RESIGNOWNERRESPONSE']._serialized_end=335
+  _globals['_LISTCAPTURESREQUEST']._serialized_start=337
+  _globals['_LISTCAPTURESREQUEST']._serialized_end=358
+  _globals['_LISTCAPTURESRESPONSE']._serialized_start=360
+  _globals['_LISTCAPTURESRESPONSE']._serialized_end=424
+  _globals['_GETBLOCKERSREQUEST']._serialized_start=426
+  _globals['_GETBLOCKERSREQUEST']._serialized_end=461
+  _globals['_GETBLOCKERSRESPONSE']._serialized_start=463
+  _globals['_GETBLOCKERSRESPONSE']._serialized_end=540
+  _globals['_CHANGEFEEDBLOCKERS']._serialized_start=543
+  _globals['_CHANGEFEEDBLOCKERS']._serialized_end=673
+  _globals['_TABLEBLOCKERS']._serialized_start=676
+  _globals['_TABLEBLOCKERS']._serialized_end=815
+  _globals['_REGIONBLOCKERS']._serialized_start=818
+  _globals['_REGIONBLOCKERS']._serialized_end=963
+  _globals['_LOCKBLOCKER']._serialized_start=965
+  _globals['_LOCKBLOCKER']._serialized_end=1056
+  _globals['_CAPTURESERVICE']._serialized_start=1059
+  _globals['_CAPTURESERVICE']._serialized_end=1425
 # @@protoc_insertion_point(module_scope)

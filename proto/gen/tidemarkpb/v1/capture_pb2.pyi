@@ -29,6 +29,7 @@ class Capture(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     MAINTAINED_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     address: _builtins.str
     flight_address: _builtins.str
@@ -38,6 +39,8 @@ class Capture(_message.Message):
     """It is given no tables, and is not elected."""
     maintained: _builtins.int
     """How many changefeeds of logs (MySQL, pumps) it runs."""
+    started: _builtins.str
+    """When it was started, RFC 3339; empty: not known."""
     def __init__(
         self,
         *,
@@ -48,10 +51,11 @@ class Capture(_message.Message):
         version: _builtins.str = ...,
         draining: _builtins.bool = ...,
         maintained: _builtins.int = ...,
+        started: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "flight_address", b"flight_address", "id", b"id", "is_owner", b"is_owner", "maintained", b"maintained", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "flight_address", b"flight_address", "id", b"id", "is_owner", b"is_owner", "maintained", b"maintained", "started", b"started", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
