@@ -274,7 +274,7 @@ def mapped_by(pd: PdClient) -> ClusterMap:
                 "kind": "store",
                 "name": str(each.id),
                 "address": each.address,
-                "role": metapb_pb2.NodeState.Name(each.node_state).lower(),
+                "role": metapb_pb2.StoreState.Name(each.state).lower(),
                 "version": each.version,
                 "started": datetime.fromtimestamp(each.start_timestamp, UTC).isoformat()
                 if each.start_timestamp

@@ -4,12 +4,14 @@ import json
 
 import grpc
 import pytest
+from kvproto import metapb_pb2, pdpb_pb2
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, explain_pb2
 
-from server.capture.console import Console, Services
+from server.capture.console import Console, Services, mapped_by
 from server.capture.errors import NotOwnerError
 from server.dump.service import DumpNotFoundError
 from server.routes import Answer, Request
+from server.rpc.pd import PdUnavailableError
 from storage.model.ts import compose
 
 TS = compose(1_700_000_000_000, 0)
@@ -78,8 +80,9 @@ async def explanation():
     return EXPLANATION
 
 
-def console(captures, explain_gc=explanation):
-    return Console(Api(), Services(captures, captures, captures), explain_gc)
+def console(captures, explain_gc=explanation, cluster=None):
+    services = Services(captures, captures, captures)
+    return Console(Api(), services, explain_gc, cluster=cluster)
 
 
 async def asked(served, path="/console.json", **query):
@@ -127,6 +130,46 @@ async def test_pages_that_look_often_share_what_is_dear_to_ask():
     for _ in range(5):
         await asked(served)
     assert (explained, captures.dumps_asked) == (1, 1)
+
+
+async def test_the_map_has_coordinators_and_stores_and_outlives_a_coordinator_that_is_away():
+    class Pd:
+        is_away = False
+
+        async def members(self):
+            if self.is_away:
+                raise PdUnavailableError("away")
+            one, two = (
+                pdpb_pb2.Member(name=name, member_id=number, client_urls=[f"http://{name}:2379"])
+                for number, name in enumerate(("one", "two"), 1)
+            )
+            return pdpb_pb2.GetMembersResponse(members=[one, two], leader=two)
+
+        async def stores(self):
+            return [
+                metapb_pb2.Store(
+                    id=4,
+                    address="s:20160",
+                    version="1",
+                    start_timestamp=1_700_000_000,
+                    node_state=1,
+                )
+            ]
+
+    pd = Pd()
+    served = console(Captures(), cluster=mapped_by(pd))
+    served._cluster._every_s = 0.0
+    seen = json.loads((await asked(served)).body)
+    assert [(each["kind"], each["name"], each["role"]) for each in seen["daemons"]] == [
+        ("coordinator", "one", ""),
+        ("coordinator", "two", "leader"),
+        ("store", "4", "up"),
+    ]
+    assert seen["daemons"][2]["started"] == "2023-11-14T22:13:20+00:00"
+    [capture] = seen["captures"]
+    assert (capture["is_draining"], capture["started"]) == (False, "")
+    pd.is_away = True
+    assert json.loads((await asked(served)).body)["daemons"] == seen["daemons"]
 
 
 async def test_a_real_pd_explains_no_gc_and_the_rest_is_shown():
