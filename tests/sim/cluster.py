@@ -41,7 +41,7 @@ class Pd:
 
     def __init__(self) -> None:
         self.safepoints = {"gc_worker": 0}
-        self.gc_ts = 0
+        self.gc_ts = self.newest_tso = 0
 
 
 class PdLink:
@@ -52,6 +52,13 @@ class PdLink:
     def __init__(self, pd: Pd, link: Link) -> None:
         self._pd = pd
         self._link = link
+
+    async def tso(self) -> int:
+        async def take() -> int:
+            self._pd.newest_tso += 1
+            return self._pd.newest_tso
+
+        return int(await self._link.call(take))
 
     async def gc_safe_point(self) -> int:
         async def read() -> int:
