@@ -9,7 +9,7 @@ bank's invariants hold either way.
 import asyncio
 import ctypes
 import importlib.util
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ from storage.model.errors import ConflictError, InvalidError
 
 FOREIGN, OWN = "tikv-client", "own"
 _PAGE = 4096
+_FAILURES_MAX = 8
 _CALL_SECONDS = 30.0
 T = TypeVar("T")
 
@@ -100,26 +101,47 @@ async def connect(kind: str, coordinator: str) -> AsyncIterator[BankClient]:
         )
     from tikv_client import asynchronous
 
-    yield ForeignClient(await guarded(asynchronous.TransactionClient.connect([coordinator])))
+    async def reach() -> Any:
+        return await guarded(asynchronous.TransactionClient.connect([coordinator]))
+
+    yield ForeignClient(await reach(), reach)
 
 
 class ForeignClient:
-    """`tikv-client` 0.0.4: the Rust client behind Python's asyncio."""
+    """`tikv-client` 0.0.4: the Rust client behind Python's asyncio.
+
+    Once it has met a coordinator that knew no leader, as during an election, its Rust half panics
+    at every call, for ever. So after some failures one after the other there is a new one.
+    """
 
     name = "tikv-client 0.0.4 (foreign)"
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, connect: Callable[[], Awaitable[Any]]) -> None:
+        """`connect` makes another `inner`."""
         self._inner = inner
+        self._connect = connect
+        self._failures = 0
 
     async def begin(self, *, pessimistic: bool) -> "ForeignTransaction":
         """See `BankClient.begin`."""
-        return ForeignTransaction(
-            await guarded(self._inner.begin(pessimistic)), pessimistic=pessimistic
-        )
+        inner = await self._asked(lambda: self._inner.begin(pessimistic))
+        return ForeignTransaction(inner, pessimistic=pessimistic)
 
     async def now(self) -> int:
         """See `BankClient.now`."""
-        return int(await guarded(self._inner.current_timestamp()))
+        return int(await self._asked(self._inner.current_timestamp))
+
+    async def _asked(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            answer = await guarded(call())
+        except ConflictError:
+            self._failures += 1
+            if self._failures >= _FAILURES_MAX:
+                self._inner = await self._connect()
+                self._failures = 0
+            raise
+        self._failures = 0
+        return answer
 
     async def scan(self, start: bytes, end: bytes, ts: int) -> dict[bytes, bytes]:
         """See `BankClient.scan`."""

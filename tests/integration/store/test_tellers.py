@@ -1,6 +1,7 @@
 """The demo's tellers through the Rust client: one who is called away leaves no lock behind."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,11 @@ class Interrupting(ForeignClient):
 
 async def test_a_teller_who_is_called_away_leaves_no_lock(cluster: Cluster) -> None:
     address = cluster.coordinator.addr
-    client = Interrupting(await asynchronous.TransactionClient.connect([address]))
+
+    async def reach() -> Any:
+        return await asynchronous.TransactionClient.connect([address])
+
+    client = Interrupting(await reach(), reach)
     bank = Bank(2)
     teller = Teller(bank, client, seed=1, first_transfer=1 << 30, tally=Tally())
     async with connect(FOREIGN, address) as other:
