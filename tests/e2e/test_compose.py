@@ -299,7 +299,7 @@ def test_the_lake_is_equal_after_each_container_was_killed(images):
     with composition.started(HA):
         up = composition("--profile", "chaos", "up", "-d", "--no-deps", "chaos")
         assert up.returncode == 0, up.stderr
-        done = run(*composition.demo("--transactions", "4000", "--rate", "10"), **images)
+        done = run(*composition.demo("--transactions", "2600", "--rate", "10"), **images)
         logs = composition("--profile", "chaos", "logs", "--no-color", "chaos").stdout
         assert done.returncode == 0, done.stdout + done.stderr + logs
         assert "lake = store       EQUAL" in done.stdout
