@@ -62,7 +62,7 @@ class _Newest(Generic[C]):
 class _Method(Generic[C]):
     """A method of a service, for a stub; each call takes the newest channel."""
 
-    def __init__(self, newest: _Newest[C], make: Callable[[C], Any]) -> None:
+    def __init__(self, newest: _Newest[C], make: Callable[[Any], Any]) -> None:
         self._newest = newest
         self._make = make
         # Replaced as a whole: calls come from any thread.
@@ -95,13 +95,13 @@ class _Method(Generic[C]):
         return method.with_call(*args, **kwargs)
 
 
-class RenewedChannel(grpc.aio.Channel):
-    """A channel of an event loop; `make` makes one of gRPC's of the files' credentials."""
+class _Renewed(Generic[C]):
+    """What both kinds of channels have: methods whose calls take the newest channel."""
 
     def __init__(
         self,
         files: Reloaded[grpc.ChannelCredentials],
-        make: Callable[[grpc.ChannelCredentials], grpc.aio.Channel],
+        make: Callable[[grpc.ChannelCredentials], C],
     ) -> None:
         self._newest = _Newest(files, make)
 
@@ -120,6 +120,10 @@ class RenewedChannel(grpc.aio.Channel):
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
         """As gRPC's."""
         return _Method(self._newest, lambda channel: channel.stream_stream(*args, **kwargs))
+
+
+class RenewedChannel(_Renewed[grpc.aio.Channel], grpc.aio.Channel):
+    """A channel of an event loop; `make` makes one of gRPC's of the files' credentials."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -144,31 +148,8 @@ class RenewedChannel(grpc.aio.Channel):
         await self._newest.channel().channel_ready()
 
 
-class RenewedBlockingChannel(grpc.Channel):
+class RenewedBlockingChannel(_Renewed[grpc.Channel], grpc.Channel):
     """The same for threads."""
-
-    def __init__(
-        self,
-        files: Reloaded[grpc.ChannelCredentials],
-        make: Callable[[grpc.ChannelCredentials], grpc.Channel],
-    ) -> None:
-        self._newest = _Newest(files, make)
-
-    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC's."""
-        return _Method(self._newest, lambda channel: channel.unary_unary(*args, **kwargs))
-
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC's."""
-        return _Method(self._newest, lambda channel: channel.unary_stream(*args, **kwargs))
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC's."""
-        return _Method(self._newest, lambda channel: channel.stream_unary(*args, **kwargs))
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC's."""
-        return _Method(self._newest, lambda channel: channel.stream_stream(*args, **kwargs))
 
     def subscribe(
         self,
