@@ -7,9 +7,8 @@ which the page pauses and resumes. Any capture answers: it asks the owner for th
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 from kvproto import metapb_pb2
@@ -51,6 +50,7 @@ _GC_CALL_S: Final = 5.0
 _BLOCKERS: Final = 5
 _ROWS_IN: Final = "tidemark_sorter_rows_in_total"
 
+T = TypeVar("T")
 ExplainGC = Callable[[], Awaitable[explain_pb2.ExplainGCResponse]]
 ClusterMap = Callable[[], Awaitable[list[dict[str, Any]]]]
 """The daemons beside the captures."""
@@ -69,15 +69,15 @@ class Console:
     ) -> None:
         """`cluster` tells of coordinators and stores."""
         self._access = access or OpenAccess()
-        self._cluster = Remembered(cluster or _nobody, _GC_EVERY_S)
+        self._cluster = _Remembered[list[dict[str, Any]]](cluster or _nobody, [], keeps=True)
         self._api = api
         self._services = services
         self._explain_gc = explain_gc
         self._pages = console_pages()
         self._began_s = time.monotonic()
         self._rate = _Rate()
-        self._gc: dict[str, Any] | None = None
-        self._gc_asked_s = -_GC_EVERY_S
+        self._gc = _Remembered(self._ask_gc, None, keeps=False)
+        """What holds GC back; None where no coordinator explains it."""
 
     async def answer(self, request: Request) -> Answer:
         """See `RpcServer.serve_http1`. Raises nothing."""
@@ -104,7 +104,7 @@ class Console:
             each for each in await self._services.changefeeds() if client.may_see(each.id)
         ][:_CHANGEFEEDS_SHOWN]
         # What holds GC back names other changefeeds.
-        gc = None if client.changefeeds else await self._garbage_collection()
+        gc = None if client.changefeeds else await self._gc.now()
 
         findings = list(
             diagnose_captures([{"is-owner": each["is_owner"], **each} for each in captures])
@@ -132,18 +132,8 @@ class Console:
             and {"summary": gc["summary"], "blockers": list(map(_blocker, gc["blockers"]))},
         }
 
-    async def _garbage_collection(self) -> dict[str, Any] | None:
-        """What holds GC back, at most ten seconds old; None where no coordinator explains it."""
-        now_s = time.monotonic()
-        if now_s - self._gc_asked_s >= _GC_EVERY_S:
-            # Noted before the call: pages that come meanwhile do not ask, too.
-            self._gc_asked_s = now_s
-            try:
-                async with asyncio.timeout(_GC_CALL_S):
-                    self._gc = _explained(await self._explain_gc())
-            except (grpc.RpcError, TidemarkError, TimeoutError):
-                self._gc = None
-        return self._gc
+    async def _ask_gc(self) -> dict[str, Any] | None:
+        return _explained(await self._explain_gc())
 
 
 class Services:
@@ -229,23 +219,28 @@ class _Rate:
         return self._per_s
 
 
-class Remembered:
-    """What `ask` says, asked again after some seconds; what it said before, where it cannot say."""
+class _Remembered(Generic[T]):
+    """What a coordinator said, at most ten seconds old."""
 
-    def __init__(self, ask: ClusterMap, every_s: float) -> None:
+    def __init__(self, ask: Callable[[], Awaitable[T]], nothing: T, *, keeps: bool) -> None:
+        """Where it does not answer it is `nothing`; if it `keeps`, what was said before."""
         self._ask = ask
-        self._every_s = every_s
-        self._asked_s = -every_s
-        self._said: list[dict[str, Any]] = []
+        self._nothing = self._said = nothing
+        self._keeps = keeps
+        self._every_s = _GC_EVERY_S
+        self._asked_s = -self._every_s
 
-    async def now(self) -> list[dict[str, Any]]:
-        """The newest answer."""
+    async def now(self) -> T:
+        """The newest answer; asked for within five seconds."""
         now_s = time.monotonic()
         if now_s - self._asked_s >= self._every_s:
             # Noted before the call: pages that come meanwhile do not ask, too.
             self._asked_s = now_s
-            with suppress(TidemarkError, grpc.RpcError):
-                self._said = await self._ask()
+            try:
+                async with asyncio.timeout(_GC_CALL_S):
+                    self._said = await self._ask()
+            except (grpc.RpcError, TidemarkError, TimeoutError):
+                self._said = self._said if self._keeps else self._nothing
         return self._said
 
 
