@@ -9,8 +9,9 @@ changefeed, never the others.
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from pyspark_tidemark.sink_uri import format_of
@@ -54,6 +55,7 @@ from storage.defect import request_error
 from storage.meta.errors import MetaUnavailableError
 from storage.model.errors import TidemarkError, UnavailableError
 
+_LEAVE_S: Final = 10.0
 _log = structlog.get_logger(__name__)
 
 
@@ -84,6 +86,7 @@ class Changefeeds:
             Handlers(self._on_lost, self._end, self._go_on_with_filter, self._look_at_doubted),
         )
         self._tasks: asyncio.TaskGroup | None = None
+        self._is_leaving = False
 
     @property
     def is_active(self) -> bool:
@@ -114,6 +117,7 @@ class Changefeeds:
         Raises:
             UnavailableError: the metadata cannot be read.
         """
+        self._is_leaving = False
         try:
             jobs = await self._records.load_jobs(time.monotonic())
             for record in await self._records_of_mine():
@@ -135,6 +139,15 @@ class Changefeeds:
             for feed in ended if self._only else ():
                 await asyncio.to_thread(feed.processor.wipe)
             long_lived.ended(sum(len(feed.catalog.read()) for feed in ended))
+
+    async def leave(self) -> None:
+        """Wait for the changes under way, for `_LEAVE_S` at most; later ones are refused.
+
+        Whoever runs the changefeeds next is asked for those, and nobody is left in doubt.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S), self._changing:
+                self._is_leaving = True
 
     async def carry_out(self, change: Coroutine[Any, Any, Feed]) -> Feed:
         """Run a change to its end, even if the client goes away meanwhile.
@@ -556,7 +569,7 @@ class Changefeeds:
         return True
 
     def _check_active(self) -> None:
-        if self._tasks is None:
+        if self._tasks is None or self._is_leaving:
             raise _not_owner()
 
     async def _move(self, feed: Feed, state: State, error: RunningError | None = None) -> None:

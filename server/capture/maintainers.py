@@ -55,6 +55,7 @@ class Maintainers:
         self._lease: Lease | None = None
         self._maintained: dict[str, Changefeeds] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[str] = set()
 
     @property
     def feeds(self) -> dict[str, Feed]:
@@ -104,7 +105,7 @@ class Maintainers:
 
     async def run(self, lease: Lease) -> None:
         """Maintain what is placed here, until cancelled."""
-        self._lease, self._tasks = lease, {}
+        self._lease, self._tasks, self._leaving = lease, {}, set()
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
@@ -123,13 +124,22 @@ class Maintainers:
         mine = {changefeed for changefeed, capture in placed.items() if capture == self.id}
         for changefeed, task in self._tasks.items():
             # Once only: a second time would interrupt what it saves and gives back.
-            if not task.cancelling() and (changefeed not in mine or self._is_removed(changefeed)):
-                task.cancel()
+            goes = changefeed not in mine or self._is_removed(changefeed)
+            if goes and changefeed not in self._leaving:
+                self._leaving.add(changefeed)
+                tasks.create_task(self._leave(changefeed, task), name=f"leaves {changefeed}")
         await self._give_back(lease, mine)
         for changefeed in mine - self._tasks.keys():
             self._tasks[changefeed] = tasks.create_task(
                 self._maintain(changefeed, lease), name=f"maintainer of {changefeed}"
             )
+
+    async def _leave(self, changefeed: str, task: asyncio.Task[None]) -> None:
+        """Cease to run a changefeed, not in the middle of a change that somebody waits for."""
+        maintained = self._maintained.get(changefeed)
+        if maintained is not None:
+            await maintained.leave()
+        task.cancel()
 
     async def _give_back(self, lease: Lease, mine: Collection[str]) -> None:
         """Delete keys of changefeeds that do not run here, and are to run elsewhere: one that could
@@ -168,6 +178,7 @@ class Maintainers:
                 # Also where the release is cancelled, as the changefeed is placed elsewhere by
                 # then: `_give_back` deletes the key later.
                 self._tasks.pop(changefeed, None)
+                self._leaving.discard(changefeed)
 
     @contextmanager
     def _maintaining(self, changefeed: str, fence: Fence) -> Iterator[Changefeeds]:

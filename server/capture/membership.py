@@ -259,6 +259,7 @@ class Membership:
             _log.info("elected owner", capture=self.id)
             async with beside(self._owner.run(self.settled.set)):
                 await self._leaving()
+                await self._owner.leave()
             # Everything is saved by now, so that the next owner goes on where this one ended.
             await self._meta.txn([fence.created], [Delete(fence.key)])
             _log.info("resigned as owner", capture=self.id)

@@ -201,6 +201,7 @@ class Owner(Changefeeds):
         """
         new, source = await self._usable(new)
         async with self._changing:
+            self._check_active()
             await self._make_free(new.id)
             start_ts, creating = await self._protected_start(source, new)
             try:
@@ -233,6 +234,7 @@ class Owner(Changefeeds):
         """
         new, source = await self._usable(replace(new, ignore_ineligible=True))
         async with self._changing:
+            self._check_active()
             await self._make_free(new.id)
             creating = ""
             try:

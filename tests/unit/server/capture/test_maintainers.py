@@ -15,7 +15,7 @@ from server.capture.errors import (
     ChangeInterruptedError,
     NotOwnerError,
 )
-from server.capture.feed import FeedFactory
+from server.capture.feed import Feed, FeedFactory
 from server.capture.fence import Fence, FencedMeta
 from server.capture.job_report import failed_by_job
 from server.capture.local import LocalProcessor, Resources
@@ -260,6 +260,36 @@ async def test_what_a_moved_log_has_delivered_is_not_delivered_again(meta, clust
     await until(lambda: moved.processor.resolved_ts == 1040)
     assert not (tmp_path / first.name / "sorter" / "log").exists()
     assert (tmp_path / second.name / "sorter" / "log").exists()
+
+
+async def test_a_change_is_carried_out_before_its_log_moves_and_the_next_one_where_it_went(
+    meta, cluster, monkeypatch
+):
+    one, two = [await cluster.start(name) for name in NAMES[:2]]
+    await create(one.owner, "log")
+    held = await spread(meta, [one, two], [1])
+    first, second = (one, two) if held["log"] == "ann" else (two, one)
+    here, stopping, may_stop = first.maintainers.home("log"), asyncio.Event(), asyncio.Event()
+    stop = Feed.stop
+
+    async def slow_stop(feed):
+        stopping.set()
+        await may_stop.wait()
+        await stop(feed)
+
+    monkeypatch.setattr(Feed, "stop", slow_stop)
+    async with asyncio.TaskGroup() as tasks:
+        pausing = tasks.create_task(outcome(here.carry_out(here.pause("log"))))
+        await stopping.wait()
+        await one.membership.drain(first.name)
+        await until(lambda: "log" in first.maintainers._leaving)
+        behind = tasks.create_task(outcome(here.carry_out(here.resume("log"))))
+        await asyncio.sleep(0.1)  # it would have been broken off by now
+        may_stop.set()
+    assert pausing.result().info.state is State.STOPPED
+    assert isinstance(behind.result(), NotOwnerError)
+    await until(lambda: second.maintainers.has("log"))
+    assert second.maintainers.feed("log").info.state is State.STOPPED
 
 
 async def test_a_changefeed_is_found_from_every_capture_and_can_be_made_again_at_once(
