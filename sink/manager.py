@@ -167,8 +167,8 @@ class SinkManager:
         """Make a table that stands by a part of all; everything of it up to `checkpoint_ts` is
         committed. Repeating it changes nothing.
 
-        What is said of all tables never goes back by it: they wait, `timeout_s` at most, until
-        this one is as far.
+        The resolved_ts of all tables never goes back by it: they wait, `timeout_s` at most, until
+        this one is as far. Their checkpoint_ts may: without tables it is the resolved_ts.
 
         Raises:
             TableNotFoundError: no such table.
@@ -177,7 +177,7 @@ class SinkManager:
         with self._changed:
             table = self._tables.one(span)
             self._wait_complete(table, checkpoint_ts, timeout_s)
-        # Before it counts, so that the checkpoint_ts of all tables does not go back either.
+        # Before it counts, so that the checkpoint_ts of all tables goes back no further than that.
         self._acks.of_table(span, None, checkpoint_ts)
         with self._changed:
             self._tables.counting_ts = upper_ts = self._tables.resolved_ts(None)
@@ -356,6 +356,14 @@ class SinkManager:
         """
         with self._changed:
             return self._tables.checkpoint_ts(span)
+
+    @property
+    def counts(self) -> int:
+        """How often a table was counted in. Within one count the checkpoint_ts never goes back;
+        read this one first.
+        """
+        with self._changed:
+            return self._tables.counts
 
     def damaged(self) -> dict[Span, TableDamagedError]:
         """Tables that give no more rows: remove them,

@@ -91,6 +91,8 @@ class TableSinks:
         self.most_cleaned_ts = 0
         self.gone_ts = 0
         """Tables that are not here any more had rows at or below it."""
+        self.counts = 0
+        """How often a table that stood by became a part of the whole."""
         self.removals = 0
         """How often a table of the whole was taken out."""
         self._absent: set[Span] = set()
@@ -136,6 +138,7 @@ class TableSinks:
         table = self.one(span)
         if span in self._standby:
             self._standby.discard(span)
+            self.counts += 1
             self._count(table)
 
     def remove(self, span: Span, *, comes_back: bool = False) -> TableSink | None:

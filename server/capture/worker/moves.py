@@ -401,7 +401,8 @@ class TableMover:
             )
             async with self._tables.changing:
                 self._check_same(whole, version)
-                checkpoint_ts = sink.checkpoint_ts(whole)
+                # The table is as far as all tables at least; what is known of it may be older.
+                checkpoint_ts = max(sink.checkpoint_ts(), sink.checkpoint_ts(whole))
                 for span, share in new.items():
                     await asyncio.to_thread(share.count, {span: checkpoint_ts})
                 placement.reshape(whole, shape)
@@ -487,7 +488,9 @@ class TableMover:
             if changed := tables.keys() - {*same}:
                 await asyncio.to_thread(target.remove, [*changed])
             if same:
-                positions = {span: source.checkpoint_ts(span) for span in same}
+                # A table is as far as its share at least; what is known of it may be older.
+                share_ts = source.checkpoint_ts()
+                positions = {span: max(share_ts, source.checkpoint_ts(span)) for span in same}
                 await asyncio.to_thread(target.count, positions)
                 self._tables.placement.move(same, move.target)
                 self._tables.sink.move(same, target)

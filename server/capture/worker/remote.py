@@ -7,7 +7,9 @@ every call has a deadline.
 
 What is asked often (positions, statistics) is answered from the `Mirror`, which holds what the
 worker last reported. Positions in it only move forward: a report that was overtaken by the answer
-of an acknowledgement changes nothing back. A worker's errors arrive with their own code and kind.
+of an acknowledgement changes nothing back. Only a table that comes from another share takes the
+share's checkpoint_ts back: the share may have been further than that table. A worker's errors
+arrive with their own code and kind.
 """
 
 import asyncio
@@ -137,6 +139,8 @@ class Mirror:
         """How many pullers of tables have ended; as new as the checkpoint_ts, or newer."""
         self.traffic: Mapping[Span, Traffic] = {}
         """As it was last reported, some seconds ago."""
+        self._counts = 0
+        """Of which count of its tables the checkpoint_ts is."""
         self._lock = threading.Lock()
         self._spans: dict[Span, tuple[int, int]] = {}
         self._start_ts = start_ts
@@ -169,7 +173,7 @@ class Mirror:
                 max(checkpoint_ts, progress.checkpoint_ts),
             )
         self.resolved_ts = max(self.resolved_ts, message.resolved_ts)
-        self.acknowledged(message.checkpoint_ts)
+        self.acknowledged(message.checkpoint_ts, message.counts)
         self.kept_ts = max(self.kept_ts, message.kept_ts)
         if message.HasField("traffic"):
             self.traffic = wire.traffic_of(message.traffic)
@@ -184,10 +188,13 @@ class Mirror:
             message.sorted_ts,
         )
 
-    def acknowledged(self, checkpoint_ts: int) -> None:
-        """The share's checkpoint_ts is at least that."""
+    def acknowledged(self, checkpoint_ts: int, counts: int = 0) -> None:
+        """The share's checkpoint_ts is at least that, if no table was counted in after `counts`."""
         with self._lock:
-            self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
+            if counts > self._counts:
+                self._counts, self.checkpoint_ts = counts, checkpoint_ts
+            elif counts == self._counts:
+                self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
 
     def ended(self, ends: int) -> None:
         """At least so many pullers have ended; noted before the checkpoint_ts with it."""
@@ -407,7 +414,7 @@ class RemoteShare:
         request = pb.AckShareRequest(changefeed=self._changefeed, ts=ts, span=message)
         answer = self._ask(lambda stub: stub.AckShare(request, timeout=_CALL_S, metadata=self._run))
         self.mirror.ended(answer.ends)
-        self.mirror.acknowledged(answer.share_checkpoint_ts)
+        self.mirror.acknowledged(answer.share_checkpoint_ts, answer.counts)
         return answer.checkpoint_ts
 
     def keep_above(self, ts: int) -> None:
@@ -447,7 +454,11 @@ class RemoteShare:
                 for span, checkpoint_ts in positions.items()
             ],
         )
-        self._ask(lambda stub: stub.CountTables(request, timeout=_MOVE_S, metadata=self._run))
+        answer = self._ask(
+            lambda stub: stub.CountTables(request, timeout=_MOVE_S, metadata=self._run)
+        )
+        # Known before the other share gives the tables up: until then that one holds all back.
+        self.mirror.acknowledged(answer.checkpoint_ts, answer.counts)
 
     def remove(self, spans: Sequence[Span], timeout_s: float = _MOVE_S) -> None:
         """Pull and serve tables no more; those that are not there are no error."""

@@ -130,10 +130,12 @@ class WorkerService:
         span = wire.span_of(request.span) if request.HasField("span") else None
 
         def ack(sink: LocalSink) -> pb.AckShareResponse:
-            checkpoint_ts = sink.ack(request.ts, span)
-            share_ts = sink.checkpoint_ts()
+            checkpoint_ts, counts = sink.ack(request.ts, span), sink.counts
             return pb.AckShareResponse(
-                checkpoint_ts=checkpoint_ts, share_checkpoint_ts=share_ts, ends=ends_of(hosted)
+                checkpoint_ts=checkpoint_ts,
+                counts=counts,
+                share_checkpoint_ts=sink.checkpoint_ts(),
+                ends=ends_of(hosted),
             )
 
         return await self._asked(request.changefeed, context, ack)
@@ -169,7 +171,8 @@ class WorkerService:
         def count(sink: LocalSink) -> pb.CountTablesResponse:
             for table in request.tables:
                 sink.count(wire.span_of(table.span), table.checkpoint_ts, COUNT_S)
-            return pb.CountTablesResponse()
+            counts = sink.counts
+            return pb.CountTablesResponse(counts=counts, checkpoint_ts=sink.checkpoint_ts())
 
         return await self._asked(request.changefeed, context, count)
 
@@ -232,6 +235,7 @@ class _ReportedProgress:
             return None
         # The share's positions are read before those of its tables. The other way round they could
         # be above a table's, and the owner would take a range for complete that is not.
+        counts = sink.counts
         resolved_ts, checkpoint_ts = sink.resolved_ts(), sink.checkpoint_ts()
         kept_ts = sink.kept_ts()
         # Those that ended in history that is kept are still read.
@@ -254,6 +258,7 @@ class _ReportedProgress:
         return pb.ShareProgress(
             resolved_ts=resolved_ts,
             checkpoint_ts=checkpoint_ts,
+            counts=counts,
             spans=moved,
             ends=ends_of(hosted),
             kept_ts=kept_ts,

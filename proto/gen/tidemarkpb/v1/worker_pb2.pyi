@@ -268,6 +268,7 @@ class ShareProgress(_message.Message):
     SORTED_TS_FIELD_NUMBER: _builtins.int
     KEPT_TS_FIELD_NUMBER: _builtins.int
     TRAFFIC_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
     resolved_ts: _builtins.int
     """The least of all tables of the share."""
     checkpoint_ts: _builtins.int
@@ -287,6 +288,10 @@ class ShareProgress(_message.Message):
     sorted_ts: _builtins.int
     kept_ts: _builtins.int
     """What is committed above it can be read, of all tables."""
+    counts: _builtins.int
+    """How often tables that came from other shares have been counted in. A share may have been further than such a table,
+    as one without tables is as far as its barrier: only checkpoint_ts of one count can be compared.
+    """
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanProgress]: ...
     @_builtins.property
@@ -310,10 +315,11 @@ class ShareProgress(_message.Message):
         sorted_ts: _builtins.int = ...,
         kept_ts: _builtins.int = ...,
         traffic: Global___ShareTraffic | None = ...,
+        counts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "disk_error", b"disk_error", "ends", b"ends", "kept_ts", b"kept_ts", "pulled_ts", b"pulled_ts", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorted_ts", b"sorted_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "spans", b"spans", "staged_bytes", b"staged_bytes", "traffic", b"traffic", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "counts", b"counts", "disk_error", b"disk_error", "ends", b"ends", "kept_ts", b"kept_ts", "pulled_ts", b"pulled_ts", "regions", b"regions", "resolved_ts", b"resolved_ts", "sorted_ts", b"sorted_ts", "sorter_disk_bytes", b"sorter_disk_bytes", "sorter_memory_bytes", b"sorter_memory_bytes", "spans", b"spans", "staged_bytes", b"staged_bytes", "traffic", b"traffic", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -681,22 +687,25 @@ class AckShareResponse(_message.Message):
     CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
     SHARE_CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
     checkpoint_ts: _builtins.int
     """Of what was acknowledged."""
     share_checkpoint_ts: _builtins.int
     """Of the whole share."""
     ends: _builtins.int
     """As in ShareProgress."""
+    counts: _builtins.int
     def __init__(
         self,
         *,
         checkpoint_ts: _builtins.int = ...,
         share_checkpoint_ts: _builtins.int = ...,
         ends: _builtins.int = ...,
+        counts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "ends", b"ends", "share_checkpoint_ts", b"share_checkpoint_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "counts", b"counts", "ends", b"ends", "share_checkpoint_ts", b"share_checkpoint_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -836,12 +845,20 @@ Global___CountTablesRequest: _TypeAlias = CountTablesRequest  # noqa: Y015
 class CountTablesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    checkpoint_ts: _builtins.int
+    """Of the share, with these tables; as in ShareProgress."""
+    counts: _builtins.int
     def __init__(
         self,
+        *,
+        checkpoint_ts: _builtins.int = ...,
+        counts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "counts", b"counts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,20 @@ def test_a_message_that_an_acknowledgement_overtook_moves_nothing_back():
     assert mirror.stats.regions == 2
 
 
+def test_a_table_that_comes_takes_the_checkpoint_back_and_older_reports_do_not_raise_it_again():
+    mirror = Mirror(100)
+    empty = worker_pb2.ShareProgress(resolved_ts=900, checkpoint_ts=900)
+    mirror.absorb(empty)
+    mirror.acknowledged(300, counts=1)
+    mirror.absorb(empty)
+    mirror.acknowledged(890)
+    assert mirror.checkpoint_ts == 300
+    mirror.absorb(worker_pb2.ShareProgress(resolved_ts=910, checkpoint_ts=290, counts=1))
+    assert mirror.checkpoint_ts == 300
+    mirror.absorb(worker_pb2.ShareProgress(resolved_ts=910, checkpoint_ts=320, counts=2))
+    assert (mirror.resolved_ts, mirror.checkpoint_ts) == (910, 320)
+
+
 def test_how_far_a_share_is_pulled_and_sorted_is_as_told_last():
     mirror = Mirror(100)
     assert (mirror.stats.pulled_ts, mirror.stats.sorted_ts) == (0, 0)

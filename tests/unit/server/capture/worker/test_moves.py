@@ -122,6 +122,7 @@ class ModelShare:
             for table in start.tables
         }
         self.barrier_ts = self.whole_ts = self.acked_ts = start.start_ts
+        self.counts = 0
         self._loop, self._due_s = asyncio.get_running_loop(), 0.0
         for change in start.changes:
             self._changed(change)
@@ -192,6 +193,7 @@ class ModelShare:
         return pb.ShareProgress(
             resolved_ts=self.whole_ts,
             checkpoint_ts=self._checkpoint(),
+            counts=self.counts,
             spans=spans,
             traffic=wire.traffic_message(traffic),
         )
@@ -241,7 +243,7 @@ class ModelShare:
             for each, held in self.held.items():
                 if span in (None, each):
                     held.checkpoint_ts = max(held.checkpoint_ts, ts)
-            self.mirror.acknowledged(self._checkpoint())
+            self.mirror.acknowledged(self._checkpoint(), self.counts)
             return self._checkpoint()
 
         return self._call(acknowledged)
@@ -267,8 +269,10 @@ class ModelShare:
                     raise NotResolvedError(f"{span} is not as far as the others")
                 held.checkpoint_ts = max(held.checkpoint_ts, checkpoint_ts)
                 held.counted = True
+                self.counts += 1
+            return self._checkpoint(), self.counts
 
-        self._call(counted)
+        self.mirror.acknowledged(*self._call(counted))
         self.upstream.look()
 
     def remove(self, spans, timeout_s=1.0):
@@ -389,6 +393,8 @@ class Cluster:
     processor: WorkersProcessor
     errors: list = field(default_factory=list)
     reader_ts: int = START
+    acknowledged_ts: int = START
+    """The reader has said so, or may have been heard to say so, of everything up to it."""
     read: dict = field(default_factory=dict)
     seen: tuple = (None, 0)
     checkpoint_ts: int = START
@@ -421,15 +427,18 @@ class Cluster:
                 for span in self.upstream.commits
                 if (rows := self.upstream.rows(span, start_ts, end_ts))
             }
+            self.acknowledged_ts = end_ts
             sink.ack(end_ts)
         except (WorkerLostError, NotResolvedError):
             return
         self.reader_ts = end_ts
 
     def check(self):
-        """Positions only move forward: of one run, and the checkpoint over all of them."""
+        """Positions only move forward: of one run, and the checkpoint over all of them, which is
+        never beyond what the reader has acknowledged.
+        """
         assert self.processor.checkpoint_ts >= self.checkpoint_ts
-        assert self.processor.checkpoint_ts <= max(self.reader_ts, self.upstream.ts)
+        assert self.processor.checkpoint_ts <= self.acknowledged_ts
         self.checkpoint_ts = self.processor.checkpoint_ts
         sink, (known, resolved_ts) = self.processor.sink, self.seen
         if sink is not None:
@@ -507,6 +516,7 @@ STEPS = st.lists(
     | st.tuples(st.just("fails"), WORKER, st.sampled_from(["before", "after"]))
     | st.tuples(st.just("by hand"), NUMBER, st.sampled_from((OWNER, *NAMES)))
     | st.tuples(st.just("alter"), NUMBER)
+    | st.tuples(st.just("reader is paused"), st.booleans())
     | st.tuples(st.just("hot"), NUMBER, st.sampled_from([0.0, 1e5, 1e7])),
     max_size=30,
 )
@@ -545,6 +555,8 @@ def carry_out(cluster, step, tasks, told):
             tasks.create_task(moved_by_hand(cluster, number, name, told))
         case ("alter", number):
             alter(cluster, number)
+        case ("reader is paused", is_paused):
+            cluster.is_paused = is_paused
         case ("hot", number, bytes_per_s):
             span = cluster.catalog.tables[number].span
             cluster.upstream.hot[span] = Traffic(1.0, bytes_per_s)
@@ -568,6 +580,7 @@ async def quiet(cluster):
     """When nothing goes wrong any more, the tables are where they should be, and are read."""
     for worker in cluster.workers.all.values():
         worker.is_silent, worker.delay_s, worker.fails, worker.catch_up_s = False, 0.0, "", 0.5
+    cluster.is_paused = False
     await cluster.passes(200)
     assert cluster.processor.sink is not None
     before_ts = cluster.reader_ts
@@ -831,6 +844,24 @@ def test_a_changefeed_that_nobody_reads_yet_is_divided_too_and_comes_together_ag
                 assert {*map(len, placed.values())} == {TABLES // divided}
                 assert cluster.processor.checkpoint_ts == START
             assert not cluster.errors
+            running.cancel()
+
+    simulated(run())
+
+
+def test_what_nobody_has_read_is_not_acknowledged_where_all_tables_go_to_an_empty_share():
+    async def run():
+        cluster = made(asyncio.get_running_loop())
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(cluster.keep_running())
+            cluster.is_paused = True
+            await cluster.passes(3)
+            carry_out(cluster, ("joins", "b"), None, [])
+            await cluster.passes(60)
+            for table in cluster.catalog.tables:
+                await cluster.processor.move_table(table.span, "b")
+            await cluster.passes(60)
+            await quiet(cluster)
             running.cancel()
 
     simulated(run())
