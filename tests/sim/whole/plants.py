@@ -12,6 +12,7 @@ from gcsafepoint.state.rules import GcState
 from gcsafepoint.worker.election import Move
 from server.capture.processor import ProcessorPosition
 from server.capture.safepoint import ChangefeedSafePoints
+from server.capture.worker.remote import Mirror
 from server.coordinator.leadership.leadership import Leadership
 from server.coordinator.tso import Oracle
 from server.puller.tikv.frontier import Frontier
@@ -85,6 +86,10 @@ def _collecting_too_much(
     _init_range(self, reader, lower, upper, safe_point + _AHEAD)
 
 
+def _never_back(self: Mirror, checkpoint_ts: int, _counts: int = 0) -> None:
+    self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
+
+
 PLANTS: dict[str, tuple[Any, str, Any]] = {
     "founders": (server.store.identity, "_has_lost", _never_lost),
     "locks-ignored": (OpenLocks, "min_start_ts", lambda _self, _key: None),
@@ -97,6 +102,7 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
         "checkpoint_ts",
         property(lambda self: self.resolved_ts),
     ),
+    "checkpoint-of-an-empty-share": (Mirror, "acknowledged", _never_back),
     "timestamps-go-back": (Oracle, "take", _take_the_clock),
     "two-coordinators": (
         Leadership,
@@ -114,7 +120,7 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
 }
 """Two stores take themselves for the first; resolved timestamps pass locks; what is answered is not
 durable; a safepoint of a day expires at once, a changefeed protects less than it needs, a store
-collects more than it may; a checkpoint is where rows can be read; timestamps follow a clock that
+collects more than it may; a checkpoint is where rows can be read, or where a share was before tables came to it; timestamps follow a clock that
 jumps; leases are not looked at, or not respected; a range gives what came later, too; a table is
 complete when one of its regions is.
 """
