@@ -196,10 +196,10 @@ def raw(data: Bytes, cells: Cells) -> pa.Array:
 
 
 def geometries(column: Column, data: Bytes, cells: Cells) -> pa.Array:
-    """GEOMETRY as its WKB."""
+    """GEOMETRY as its WKB; one without any byte is what rows have in a new NOT NULL column."""
     begin = cells.begin + SRID_BYTES
     present = np.ones(len(begin), np.bool_) if cells.present is None else cells.present
-    if bool((begin > cells.end)[present].any()):
+    if bool(((begin > cells.end) & (cells.begin < cells.end))[present].any()):
         raise CorruptError(f"column {column.name}: a geometry without an SRID")
     return data.slices(np.minimum(begin, cells.end), cells.end, cells.present)
 

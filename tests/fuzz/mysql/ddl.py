@@ -263,6 +263,8 @@ class Fuzz:
                 for column in columns
             ]
             names = ", ".join(f"`{column.name}`" for column in columns)
+            # Rows are told apart by `rid`, also where the primary key has got another column.
+            self.session.execute(f"DELETE FROM t WHERE rid = {rid}")
             try:
                 self.session.execute(f"REPLACE INTO t ({names}) VALUES ({', '.join(values)})")
             except MySqlStatementError:

@@ -167,6 +167,15 @@ def test_blobs_are_as_they_were(cells: list[bytes | None], width: int) -> None:
     assert binary_values(column(Type.BLOB, width), rows) == cells
 
 
+def test_a_geometry_is_its_wkb_and_nothing_where_a_column_was_added_not_null() -> None:
+    of = column(Type.GEOMETRY, 4)
+    cells = [b"\5\0\0\0\0\0\0\0\1", b"\0\0\0\0", None]
+    assert values(of, cells) == [b"\1", b"", None]
+    assert binary_values(of, [b"\5\0\0\0\0\1", b"\0", None]) == [b"\1", b"", None]
+    with pytest.raises(CorruptError, match="without an SRID"):
+        values(of, [b"\3\0\0\0\0\0\0"])
+
+
 def test_text_that_is_not_utf8_gets_the_nearest_text() -> None:
     found = values(column(Type.VARCHAR, 20, collation=45), [b"\x02ok", b"\x02\xc3\x28"])
     assert found == ["ok", "\ufffd("]
