@@ -252,7 +252,8 @@ class _LogReader:
             self._tables.check(logged.statement, logged.query.sql, place, logged.commit_ts)
             return
         effect = self._tables.effect(logged.statement, lambda *_: False)
-        names = {".".join(name) for name in (*effect.touched, *effect.dropped, *effect.truncated)}
+        changed = (*effect.touched, *effect.dropped, *effect.truncated, *effect.moved)
+        names = {".".join(name) for name in changed}
         if names:
             raise _table_moved(", ".join(sorted(names)), logged.commit_ts, logged.query.sql[:80])
 

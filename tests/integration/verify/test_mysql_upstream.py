@@ -86,6 +86,21 @@ async def test_a_table_that_was_altered_after_the_cut_is_told(mariadb, meta):
             await rows_at(mariadb, meta, source, feed.start_ts)
 
 
+async def test_a_table_that_has_got_rows_of_a_partition_after_the_cut_is_told(mariadb, meta):
+    name = created(mariadb)
+    async with following(mariadb.uri, meta, f"{name}.t") as feed:
+        [(_, [(_, source)])] = feed.target.versions.items()
+        mariadb.execute(
+            "CREATE TABLE parted LIKE t",
+            "ALTER TABLE parted PARTITION BY HASH (id) PARTITIONS 1",
+            "INSERT INTO parted (id) VALUES (1)",
+            "ALTER TABLE parted EXCHANGE PARTITION p0 WITH TABLE t",
+            database=name,
+        )
+        with pytest.raises(VerifyMovedError, match=rf"{name}\.t has changed at \d+, after the cut"):
+            await rows_at(mariadb, meta, source, feed.start_ts)
+
+
 async def test_a_cut_of_which_nothing_is_known_in_the_log_is_told(mariadb, meta):
     name = created(mariadb)
     async with following(mariadb.uri, meta, f"{name}.t") as feed:
