@@ -29,7 +29,7 @@ from typing import Any
 from pyspark_tidemark.lake.kafka.settings import PROTOCOLS
 
 from tests.bench.lake_feed import BenchFeed
-from tests.bench.lake_processes import alone_cpu_s, cpu_s, own_cpu_s, parts, rss_mb
+from tests.bench.lake_processes import Spent, cpu_s, rss_mb
 from tests.kafka import running_broker
 from tests.mariadb import running_mariadb
 from tests.postgres import running_postgres
@@ -86,10 +86,12 @@ class Run:
     def follow(self, process: "subprocess.Popen[str]") -> None:
         """Take the job's lines to their end."""
         assert process.stdout is not None
-        for line in process.stdout:
-            self._take(json.loads(line), process.pid)
+        with Spent(process.pid) as spent:
+            for line in process.stdout:
+                self._take(json.loads(line), spent)
+                self.rss_mb = max(self.rss_mb, rss_mb(process.pid) if self.cuts else 0.0)
 
-    def _take(self, found: dict[str, Any], pid: int) -> None:
+    def _take(self, found: dict[str, Any], spent: Spent) -> None:
         feed = self.feed
         if "progress" in found and found["progress"]["end_ts"] > feed.ts(self.warm):
             self.spark.append(found["progress"]["ms"])
@@ -99,23 +101,18 @@ class Run:
         if self.rate and found["end_ts"] == feed.ts(feed.loaded):
             threading.Thread(target=self._pace, daemon=True).start()
         if found["start_ts"] < feed.ts(self.warm):
-            self.cpu_s, self._cpu_before = -cpu_s(pid), self._cpu_of(pid)
+            self.cpu_s, self._cpu_before = -spent.cpu_s, self._cpu_of(spent)
             self.began = found["at"]
             return
-        self.cuts.append(found | {"cpu_s": cpu_s(pid)})
-        self.rss_mb = max(self.rss_mb, rss_mb(pid))
+        self.cuts.append(found | {"cpu_s": spent.cpu_s})
         if found["end_ts"] >= feed.ts(self.last):
-            self.cpu_s += cpu_s(pid)
+            self.cpu_s += spent.cpu_s
             before = self._cpu_before
-            self.cpu_s_of = {name: now - before[name] for name, now in self._cpu_of(pid).items()}
+            self.cpu_s_of = {name: now - before[name] for name, now in self._cpu_of(spent).items()}
 
-    def _cpu_of(self, pid: int) -> dict[str, float]:
+    def _cpu_of(self, spent: Spent) -> dict[str, float]:
         """CPU seconds so far, by whose they are."""
-        driver = own_cpu_s(pid)
-        jvm = sum(map(alone_cpu_s, parts(pid)["jvm"]))
-        executors = sum(map(cpu_s, self._workers))
-        rest = cpu_s(pid) - driver - jvm
-        return {"driver": driver, "jvm": jvm, "workers": rest, "executors": executors}
+        return spent.by_part() | {"executors": sum(map(cpu_s, self._workers))}
 
     def _pace(self) -> None:
         """Commit transactions at a pace, and note when: their commit_ts are a history's,

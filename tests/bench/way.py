@@ -30,7 +30,7 @@ from typing import Any
 from server.demo import bank
 from server.demo.bank import Bank
 from server.demo.client import connect, default_client
-from tests.bench.lake_processes import cpu_s, own_cpu_s, parts, rss_mb
+from tests.bench.lake_processes import Spent, cpu_s, rss_mb
 from tests.integration.capture.processes import Cluster, running_cluster
 from tests.mariadb import MariaDb, running_mariadb
 
@@ -179,8 +179,10 @@ class StoreWriter(Writer):
 
 
 @contextmanager
-def running_job(cluster: Cluster, visible: Visible, arguments: argparse.Namespace) -> Iterator[int]:
-    """A lake job of the changefeed, whose lines go to `visible`; its process id."""
+def running_job(
+    cluster: Cluster, visible: Visible, arguments: argparse.Namespace
+) -> Iterator[Spent]:
+    """A lake job of the changefeed, whose lines go to `visible`; what it costs."""
     command = [sys.executable, "-m", "pyspark_tidemark.job", "--changefeed", FEED]
     command += ["--endpoint", f"grpc://{cluster.capture.endpoints['flight']}"]
     command += ["--target", _target(arguments, cluster.directory), *arguments.job.split()]
@@ -200,7 +202,8 @@ def running_job(cluster: Cluster, visible: Visible, arguments: argparse.Namespac
         reader = threading.Thread(target=follow)
         reader.start()
         try:
-            yield process.pid
+            with Spent(process.pid) as spent:
+                yield spent
         finally:
             if process.poll() is not None:
                 sys.stderr.write(log.read_text(encoding="utf-8")[-3000:])
@@ -229,7 +232,7 @@ def load_rows(server: MariaDb, tables: int, keys: int) -> None:
 class Costs:
     """CPU and memory by process, since the last look."""
 
-    def __init__(self, cluster: Cluster, job: int, server: MariaDb | None) -> None:
+    def __init__(self, cluster: Cluster, job: Spent, server: MariaDb | None) -> None:
         self._job = job
         upstream = cluster.store.process if server is None else server.running
         assert upstream is not None
@@ -244,7 +247,7 @@ class Costs:
     def since(self) -> dict[str, float]:
         """CPU seconds of each since this was asked last."""
         now = {name: cpu_s(pid) for name, pid in self._pids.items()}
-        now |= {name: sum(map(own_cpu_s, pids)) for name, pids in parts(self._job).items()}
+        now |= self._job.by_part()
         spent = {name: round(now[name] - self._before.get(name, 0.0), 2) for name in now}
         self._before = now
         return spent
@@ -252,7 +255,7 @@ class Costs:
     def rss_mb(self) -> dict[str, int]:
         """Resident memory of each now."""
         found = {name: round(rss_mb(pid)) for name, pid in self._pids.items()}
-        return found | {"job": round(rss_mb(self._job))}
+        return found | {"job": round(rss_mb(self._job.pid))}
 
 
 def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:

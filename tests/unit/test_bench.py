@@ -6,6 +6,9 @@ Nothing here depends on how fast anything is.
 import argparse
 import importlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 
 from tests.bench import report
 from tests.bench.__main__ import Bench, BenchError, Rounds, Subject, main, suite
+from tests.bench.lake_processes import Spent, own_cpu_s
 
 BENCH = Bench(name="b", module="m", grows="rows", sizes=[1], figures=["per_s"])
 
@@ -119,3 +123,51 @@ def test_a_bench_is_run_at_its_sizes_and_told_on_the_page(
     before = page
     assert main(["report", "--into", str(directory)]) == 0
     assert (tmp_path / "benchmarks.md").read_text() == before
+
+
+def test_a_process_costs_what_the_system_says_of_it() -> None:
+    before = sum(os.times()[:4])
+    found = own_cpu_s(os.getpid())
+    assert before <= found + 0.001
+    assert found <= sum(os.times()[:4]) + 0.001
+
+
+DAEMON = """
+import os, signal, sys, time
+signal.signal(signal.SIGCHLD, signal.{action})
+worker = os.fork()
+if worker == 0:
+    while time.process_time() < 0.1:
+        pass
+    print("worked", flush=True)
+    signal.pause()
+sys.stdin.readline()
+os.kill(worker, signal.SIGKILL)
+try:
+    os.waitpid(worker, 0)
+except ChildProcessError:
+    pass  # where it is ignored, the system says so when the last child has ended
+print("ended", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("action", ["SIG_IGN", "SIG_DFL"])
+def test_what_an_ended_worker_took_counts_once(action: str) -> None:
+    # Spark's Python daemons ignore SIGCHLD, and the system then forgets what their workers took.
+    command = [sys.executable, "-c", DAEMON.format(action=action)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+        spent = Spent(daemon.pid)
+        assert daemon.stdout.readline() == "worked\n"
+        before = spent.cpu_s
+        assert before >= 0.1
+        daemon.stdin.write("\n")
+        daemon.stdin.flush()
+        assert daemon.stdout.readline() == "ended\n"
+        # What is counted twice, or forgotten, is all that the worker took.
+        assert abs(spent.cpu_s - before) < 0.1
+        daemon.stdin.close()
