@@ -21,6 +21,9 @@ _CHUNK_ROWS = 8192
 # of text; each byte is a few 64-bit numbers for a moment, which fit a core's caches
 _CHUNK_BYTES = 1 << 17
 _MASK = (1 << 64) - 1
+_INSTANT = pa.timestamp("us", "UTC")
+_FIRST_US, _END_US = -62_135_596_800_000_000, 253_402_300_800_000_000
+"""Of the years 1 to 9999."""
 
 
 def checksum(batches: Iterable[Any]) -> tuple[int, int]:
@@ -64,25 +67,36 @@ def _parts(texts: Any) -> Iterator[Any]:
 def _text(column: Any) -> Any:
     if pa.types.is_binary(column.type):
         return column
+    if column.type == _INSTANT and _has_plain_years(column):
+        # The same text: Arrow's own for instants takes twenty times as long.
+        text = pc.cast(pc.cast(column, pa.timestamp("us")), pa.string())
+        return pc.binary_join_element_wise(text, "Z", "").cast(pa.binary())
     return column.cast(pa.string()).cast(pa.binary())
 
 
+def _has_plain_years(instants: Any) -> bool:
+    """Whether all are in years of four digits, or null."""
+    ends = pc.min_max(instants.cast(pa.int64()))
+    low, high = ends["min"].as_py(), ends["max"].as_py()
+    return low is None or bool(low >= _FIRST_US and high < _END_US)
+
+
 def _polynomials(texts: Any) -> Any:
-    """For each text the sum of (byte + 1) * base^position, by one running sum over all bytes."""
+    """For each text the sum of (byte + 1) * base^position."""
     offsets = _offsets(texts)
-    data = texts.buffers()[2]
-    raw = (
-        np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-        if data is not None
-        else np.empty(0, np.uint8)
-    )
-    running = np.empty(len(raw) + 1, np.uint64)
-    running[0], terms = 0, running[1:]
-    np.add(raw, np.uint64(1), out=terms)
-    np.multiply(terms, _powers(_BASE, len(raw)), out=terms)
-    np.cumsum(terms, out=terms)
     starts, ends = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]
-    return (running[ends] - running[starts]) * _powers(_INVERSE, len(raw) + 1)[starts]
+    data = texts.buffers()[2]
+    if data is None or not len(texts):
+        return np.zeros(len(texts), np.uint64)
+    raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    # One more, where the last texts begin if they have no bytes.
+    terms = np.zeros(len(raw) + 1, np.uint64)
+    np.add(raw, np.uint64(1), out=terms[:-1])
+    np.multiply(terms[:-1], _powers(_BASE, len(raw)), out=terms[:-1])
+    # Not by running sums: each waits for the one before it, which takes ten times as long.
+    sums = np.add.reduceat(terms, starts)
+    sums[starts == ends] = 0  # numpy's sum of no terms is the term behind them
+    return sums * _powers(_INVERSE, len(raw) + 1)[starts]
 
 
 def _offsets(texts: Any) -> Any:
