@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
@@ -29,6 +30,8 @@ ENDS = internal("_ends")
 """A column with the commit_ts at which a version ends."""
 _FIRST, _LAST = internal("_first"), internal("_last")
 _ORDER = [("_commit_ts", "ascending"), ("_seq", "ascending")]
+_LARGE = 1 << 31
+"""Two numbers up to it can be combined in one of 64 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,33 +41,64 @@ class Folded:
     last: Any
     """The last change of each key (pyarrow.Table with the envelope), in commit order."""
     known: Any
-    """The part of `last` whose keys were there before the cut: their first change is no insert."""
+    """The keys in `last` that were there before the cut: their first change is no insert."""
     new: Any
-    """The part of `last` whose keys were not there before the cut, as far as the upstream says."""
+    """The keys in `last` that were not there before the cut, as far as the upstream says."""
 
     @property
     def live(self) -> Any:
         """The rows that the lake must hold after the cut."""
-        return self.last.filter(pc.not_equal(self.last["_op"], DELETE))
+        stays = pc.not_equal(self.last["_op"], DELETE)
+        return self.last if pc.all(stays, min_count=0).as_py() else self.last.filter(stays)
 
 
 def fold(changes: Any, key: Sequence[str]) -> Folded:
     """Fold a pyarrow.Table of changes by `key`."""
-    ordered = changes.sort_by(_ORDER)
-    # The key's columns go by number: one of them may be called "row".
-    keys = renamed(ordered.select(list(key)))
-    numbered = keys.append_column("row", pa.array(range(len(ordered)), pa.int64()))
-    grouped = numbered.group_by(keys.column_names, use_threads=False).aggregate(
-        [("row", "max"), ("row", "min")]
-    )
-    grouped = grouped.sort_by("row_max")
-
-    last = ordered.take(grouped["row_max"])
+    ordered = _in_commit_order(changes)
+    is_last, first = _ends(_key_numbers(ordered, key))
+    # Rows are wide, and most of a dump's cuts have each key once: these are not copied.
+    last = ordered if is_last.all() else ordered.filter(pa.array(is_last))
     # The first change, not the last: a key that was updated and then deleted was there before, one
     # that was inserted and then updated was not.
-    first_op = ordered["_op"].take(grouped["row_min"])
-    is_new = pc.equal(first_op, INSERT)
-    return Folded(last, last.filter(pc.invert(is_new)), last.filter(is_new))
+    is_new = pc.equal(ordered["_op"].take(pa.array(first)), INSERT)
+    keys = last.select(list(key))
+    return Folded(last, keys.filter(pc.invert(is_new)), keys.filter(is_new))
+
+
+def _in_commit_order(changes: Any) -> Any:
+    """The same changes; captures send them so, slice by slice."""
+    commit_ts, seq = (changes[name].to_numpy() for name, _ in _ORDER)
+    follows = commit_ts[1:] > commit_ts[:-1]
+    follows |= (commit_ts[1:] == commit_ts[:-1]) & (seq[1:] >= seq[:-1])
+    return changes if follows.all() else changes.sort_by(_ORDER)
+
+
+def _key_numbers(changes: Any, key: Sequence[str]) -> Any:
+    """For each change a number (NumPy) that is the same for the same key, and for no other."""
+    columns = [changes[name].combine_chunks() for name in key]
+    if len(columns) == 1 and pa.types.is_integer(columns[0].type) and not columns[0].null_count:
+        return columns[0].to_numpy()
+    numbers, most = np.zeros(len(changes), np.int64), 1
+    for column in columns:
+        coded = column.dictionary_encode(null_encoding="encode")
+        numbers = numbers * len(coded.dictionary) + coded.indices.to_numpy()
+        most *= max(1, len(coded.dictionary))
+        if most > _LARGE:
+            distinct, numbers = np.unique(numbers, return_inverse=True)
+            most = len(distinct)
+    return numbers
+
+
+def _ends(numbers: Any) -> tuple[Any, Any]:
+    """For each change whether it is the last with its number; and for each of these, in order, the
+    place of the first one.
+    """
+    by_number, count = np.argsort(numbers, kind="stable"), len(numbers)
+    begins, ends = np.ones(count, bool), np.ones(count, bool)
+    begins[1:] = ends[:-1] = np.diff(numbers[by_number]) != 0
+    is_last, first = np.zeros(count, bool), np.empty(count, np.int64)
+    is_last[by_number[ends]], first[by_number[ends]] = True, by_number[begins]
+    return is_last, first[is_last]
 
 
 def fold_frame(changes: DataFrame, key: Sequence[str]) -> DataFrame:

@@ -1,8 +1,12 @@
 """Folding against a replay, change by change."""
 
+from decimal import Decimal
+
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark_tidemark.lake import fold as module
 from pyspark_tidemark.lake.fold import fold
 
 TYPES = {"_op": pa.string(), "b": pa.string()}
@@ -102,3 +106,48 @@ def test_columns_may_be_called_as_a_fold_would_call_its_own():
         == fold(changes, KEY).live["v"].to_pylist()
         == [201, 202]
     )
+
+
+KEY_TYPES = (pa.int64(), pa.uint64(), pa.int8(), pa.string(), pa.binary(), pa.decimal128(12, 2))
+EDGES = {
+    pa.int64(): (-(1 << 63), (1 << 63) - 1, 0),
+    pa.uint64(): (0, (1 << 64) - 1, 1 << 63),
+    pa.int8(): (-128, 127, 0),
+    pa.string(): ("", "a", "ab"),
+    pa.binary(): (b"", b"\0", b"\0\0"),
+    pa.decimal128(12, 2): (Decimal("0.00"), Decimal("-0.01"), Decimal("9999999999.99")),
+}
+
+
+@given(
+    st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=4),
+    st.lists(st.tuples(*[st.integers(0, 2)] * 4), max_size=12),
+    st.sampled_from([1, 3, 1 << 31]),
+    st.integers(0, 12),
+)
+def test_changes_of_a_key_of_any_type_come_to_its_last_one(types, places, large, cut):
+    keys = [tuple(EDGES[kind][at] for kind, at in zip(types, row, strict=False)) for row in places]
+    names = [f"k{number}" for number in range(len(types))]
+    parts = [[key[at] for key in keys] for at in range(len(types))]
+    columns = [
+        pa.chunked_array([part[:cut], part[cut:]], kind)
+        for kind, part in zip(types, parts, strict=True)
+    ]
+    count = len(keys)
+    ops = ["insert" if number % 2 else "update" for number in range(count)]
+    meta = [ops, list(range(count)), list(range(count)), [0] * count]
+    changes = pa.table(
+        [*map(pa.array, meta, [SCHEMA.field(name).type for name in NAMES[:4]]), *columns],
+        names=[*NAMES[:4], *names],
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_LARGE", large)
+        folded = fold(changes, names)
+    last = {key: number for number, key in enumerate(keys)}
+    assert folded.last["_commit_ts"].to_pylist() == sorted(last.values())
+    first = {key: ops[number] for number, key in reversed(list(enumerate(keys)))}
+    for side, op in ((folded.known, "update"), (folded.new, "insert")):
+        there = [tuple(row.values()) for row in side.to_pylist()]
+        assert there == [
+            keys[number] for number in sorted(last.values()) if first[keys[number]] == op
+        ]
