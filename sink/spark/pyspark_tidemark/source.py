@@ -1,18 +1,17 @@
 """`format("tidemark")`: chooses the reader, and gives Spark the columns exactly as the captures
 send them.
+
+What reads is imported where it is needed. For each query Spark starts a Python process that looks
+for data sources, and one that asks for the columns; to load Arrow was half of what these cost.
 """
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
-from pyspark_tidemark.connection import FIRST_S
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import BEFORE, Changefeed
 from pyspark_tidemark.options import Options, parse
-from pyspark_tidemark.query_schema import spark_schema, table_of, with_commit_time
-from pyspark_tidemark.reader import ENVELOPE_SCHEMA, BatchReader
-from pyspark_tidemark.stream import CUT_SCHEMA, CutStreamReader, RowStreamReader
+
+_CUTS = StructType([StructField(name, LongType()) for name in ("start_ts", "end_ts")])
 
 
 class DefaultSource(DataSource):
@@ -32,10 +31,7 @@ class DefaultSource(DataSource):
                 capture refused with.
         """
         options = self._parsed()
-        if _reads_cuts(options):
-            return from_arrow_schema(CUT_SCHEMA)
-        columns = _columns(options)
-        return with_commit_time(columns) if options.commit_time else columns
+        return _CUTS if _reads_cuts(options) else _columns(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The batch reader."""
@@ -44,10 +40,14 @@ class DefaultSource(DataSource):
             raise SourceError(
                 "ErrOptionInvalid", "cuts can only be read as a stream: use spark.readStream"
             )
+        from pyspark_tidemark.reader import BatchReader
+
         return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The stream reader of rows, or of the cuts."""
+        from pyspark_tidemark.stream import CutStreamReader, RowStreamReader
+
         options = self._parsed()
         return (
             CutStreamReader(options) if _reads_cuts(options) else RowStreamReader(options, schema)
@@ -62,9 +62,23 @@ def _reads_cuts(options: Options) -> bool:
 
 
 def _columns(options: Options) -> StructType:
+    from pyspark_tidemark.query_schema import with_commit_time
+
+    columns = _columns_sent(options)
+    return with_commit_time(columns) if options.commit_time else columns
+
+
+def _columns_sent(options: Options) -> StructType:
     """The envelope's, else those of rows above schemaTs, else above the larger of startTs and the
     checkpoint.
     """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from pyspark_tidemark.connection import FIRST_S
+    from pyspark_tidemark.flight import BEFORE, Changefeed
+    from pyspark_tidemark.query_schema import spark_schema, table_of
+    from pyspark_tidemark.reader import ENVELOPE_SCHEMA
+
     if options.envelope or options.table is None:
         return from_arrow_schema(ENVELOPE_SCHEMA)
     changefeed = Changefeed(options)

@@ -1,8 +1,13 @@
+import subprocess
+import sys
+
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, Ddl, TableMeta
 from pyspark_tidemark.query_schema import check_schema, check_truncated, segments, spark_schema
+from pyspark_tidemark.stream import CUT_SCHEMA
 
 OLD = TableMeta(
     "s.t", ("id",), pa.schema([("id", pa.int64()), ("n", pa.int32()), ("gone", pa.string())])
@@ -64,3 +69,19 @@ def test_a_range_is_cut_at_each_schema_change_within():
         (40, 45),
     ]
     assert [part[:2] for part in segments(describe, 50, 60)] == [(50, 60)]
+
+
+def test_spark_learns_of_cuts_without_arrow():
+    # It does so in two Python processes of each query, half of whose CPU Arrow would be.
+    code = (
+        "import sys; from pyspark_tidemark import DefaultSource; "
+        "options = {'endpoint': 'grpc://nowhere:1', 'changefeed': 'c', 'cuts': 'true'}; "
+        "print(DefaultSource(options).schema().json()); "
+        "print(sorted({'pyarrow', 'numpy', 'pandas'} & set(sys.modules)))"
+    )
+    path = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=path, capture_output=True, text=True, check=True)
+    schema, loaded = done.stdout.splitlines()
+    assert schema == from_arrow_schema(CUT_SCHEMA).json()
+    assert loaded == "[]"
