@@ -7,16 +7,15 @@ which the page pauses and resumes. Any capture answers: it asks the owner for th
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final, Generic, TypeVar
 
 import grpc
-from kvproto import metapb_pb2
 from prometheus_client import REGISTRY
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, explain_pb2
 from tidemarkpb.v1.explain_pb2_grpc import ExplainServiceStub
 
 from server.capture.api_v2.api import Api
+from server.capture.cluster_map import ClusterMap
 from server.changefeed.diagnosis import (
     diagnose_captures,
     diagnose_changefeed,
@@ -52,8 +51,6 @@ _ROWS_IN: Final = "tidemark_sorter_rows_in_total"
 
 T = TypeVar("T")
 ExplainGC = Callable[[], Awaitable[explain_pb2.ExplainGCResponse]]
-ClusterMap = Callable[[], Awaitable[list[dict[str, Any]]]]
-"""The daemons beside the captures."""
 
 
 class Console:
@@ -67,7 +64,7 @@ class Console:
         access: Access | None = None,
         cluster: ClusterMap | None = None,
     ) -> None:
-        """`cluster` tells of coordinators and stores."""
+        """`cluster` tells of the daemons beside the captures."""
         self._access = access or OpenAccess()
         self._cluster = _Remembered[list[dict[str, Any]]](cluster or _nobody, [], keeps=True)
         self._api = api
@@ -246,39 +243,6 @@ class _Remembered(Generic[T]):
 
 async def _nobody() -> list[dict[str, Any]]:
     return []
-
-
-def mapped_by(pd: PdClient) -> ClusterMap:
-    """The coordinators and stores that PD tells of."""
-
-    async def daemons() -> list[dict[str, Any]]:
-        members, stores = await pd.members(), await pd.stores()
-        coordinators = [
-            {
-                "kind": "coordinator",
-                "name": each.name,
-                "address": ", ".join(each.client_urls),
-                "role": "leader" if each.member_id == members.leader.member_id else "",
-                "version": each.binary_version,
-                "started": "",
-            }
-            for each in members.members
-        ]
-        return coordinators + [
-            {
-                "kind": "store",
-                "name": str(each.id),
-                "address": each.address,
-                "role": metapb_pb2.StoreState.Name(each.state).lower(),
-                "version": each.version,
-                "started": datetime.fromtimestamp(each.start_timestamp, UTC).isoformat()
-                if each.start_timestamp
-                else "",
-            }
-            for each in stores
-        ]
-
-    return daemons
 
 
 def explained_by(pd: PdClient, security: SecurityConfig) -> ExplainGC:

@@ -18,7 +18,8 @@ from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, worker_pb2
 from server.capture.api_v2.api import Api
 from server.capture.capture_service import Blockers, CaptureService
 from server.capture.changefeeds import Changefeeds
-from server.capture.console import Console, Services, explained_by, mapped_by
+from server.capture.cluster_map import mapped_by
+from server.capture.console import Console, Services, explained_by
 from server.capture.directory import check_sockets_directory, lock
 from server.capture.feed import FeedFactory
 from server.capture.fence import Fence, FencedMeta
@@ -50,6 +51,7 @@ from server.puller.tikv.puller import StuckLocks, TablePuller
 from server.rpc.access_guard import guarded
 from server.rpc.access_list import Access, opened
 from server.rpc.client import metadata_at
+from server.rpc.config import Engine
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
@@ -293,7 +295,7 @@ def _served(
         Services(changefeeds, captures, dumps),
         explained_by(context.pd, security),
         clients,
-        mapped_by(context.pd),
+        mapped_by(context.pd, context.meta, security),
     )
     server.serve_http1(console.answer)
     return server
@@ -327,7 +329,7 @@ def _guarded(
 
 def _rpc_server(security: SecurityConfig, services: Mapping[str, object]) -> RpcServer:
     """The gRPC server with the services of a capture."""
-    server = RpcServer(security)
+    server = RpcServer(security, suited=Engine.NATIVE)
     for name, servicer in services.items():
         server.add_service(_SERVICES[name], servicer)
     return server

@@ -26,6 +26,7 @@ from server.gc_worker.view import MetaRecords
 from server.rpc.access_guard import guarded
 from server.rpc.access_list import opened
 from server.rpc.client import metadata_at
+from server.rpc.config import Engine
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdUnavailableError
 from server.rpc.server import RpcServer
@@ -110,7 +111,10 @@ async def open_gc_worker(
         metadata_at(config.coordinator, security) as meta,
     ):
         records = MetaRecords(meta)
-        cluster, server = TikvCluster(pd, kv, records, security), RpcServer(security)
+        cluster, server = (
+            TikvCluster(pd, kv, records, security),
+            RpcServer(security, suited=Engine.NATIVE),
+        )
         # A TSO as identity: unique in the cluster, and it says when this worker began, as TiDB's
         # does.
         started_ts = await pd.tso()

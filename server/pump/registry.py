@@ -24,6 +24,7 @@ import json
 import os
 import signal
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ from storage.whole_file import replace_file
 
 PUMPS = b"/tidb-binlog/v1/pumps/"
 DRAINERS = b"/tidb-binlog/v1/drainers/"
+STARTS = b"/tidemark/default/pump/started/"
+"""When each pump was started, in milliseconds since 1970: its entry has no place for that."""
 _WRITE_SECONDS = 3.0
 ONLINE, PAUSING, PAUSED, CLOSING, OFFLINE = "online", "pausing", "paused", "closing", "offline"
 _NODE_ID_FILE = "node-id"
@@ -137,6 +140,15 @@ class Registry:
                 f"the coordinator did not take the registry entry of {self.node.node_id} in "
                 f"{_WRITE_SECONDS} s"
             ) from err
+
+    async def tell_start(self) -> None:
+        """Write that the pump was started now, for the console's map.
+
+        Raises:
+            TidemarkError: the coordinator does not take it.
+        """
+        now_ms = int(time.time() * 1000)
+        await self._meta.put(STARTS + self.node.node_id.encode(), str(now_ms).encode())
 
     async def leave(self) -> None:
         """Say that this pump has ended, if anybody can still be told."""

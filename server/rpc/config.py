@@ -68,8 +68,7 @@ class RpcConfig:
 
     rpc_engine: str = setting(
         Engine.AUTO.value,
-        "grpcio, native, or auto: native for coordinator and pump "
-        "(docs/design/0026-native-front.md)",
+        "grpcio, native, or auto: native for all but stores (docs/design/0026-native-front.md)",
     )
     max_connections_per_address: int = setting(
         0,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
 import structlog
@@ -29,7 +29,7 @@ from storage.model.errors import InvalidError
 
 _NAMES_LOGGED: Final = 256
 _HANDSHAKES_LOGGED: Final = 256
-NOT_TLS: Final = frozenset(
+_NOT_TLS_REASONS: Final = frozenset(
     {
         "WRONG_VERSION_NUMBER",
         "HTTP_REQUEST",
@@ -39,6 +39,11 @@ NOT_TLS: Final = frozenset(
     }
 )
 """OpenSSL's reasons where the peer speaks something else."""
+CERTIFICATE: Final = "certificate"
+NO_CERTIFICATE: Final = "no_certificate"
+NOT_TLS: Final = "not_tls"
+REFUSED_BY_CLIENT: Final = "refused_by_client"
+OTHER: Final = "other"
 _CHANNEL_FILES_MAX: Final = 64
 _SHOWN_MAX: Final = 256
 T = TypeVar("T")
@@ -50,7 +55,7 @@ _NAMES_REFUSED = Counter(
 )
 _HANDSHAKES_REFUSED = Counter(
     "tidemark_rpc_tls_handshakes_refused_total",
-    "TLS handshakes that failed, of the native gRPC engine and of HTTP ports, by reason: certificate, "
+    "TLS handshakes that failed, of gRPC and HTTP ports, by reason: certificate, "
     "no_certificate, not_tls, refused_by_client, other",
     ["reason"],
 )
@@ -253,6 +258,13 @@ def reloaded_files(security: SecurityConfig, make: Callable[[], T]) -> Reloaded[
     return Reloaded(paths, make, _CERTIFICATE_RELOADS, "the TLS certificate")
 
 
+class HandshakeFault(NamedTuple):
+    """Why a handshake failed: what is counted, and what an operator is told."""
+
+    kind: str
+    reason: str
+
+
 class RefusedHandshakes:
     """TLS handshakes of a listener that fail: counted, and logged once an address and reason."""
 
@@ -263,24 +275,31 @@ class RefusedHandshakes:
         """Note why the client at `address` (without its port) was not let in."""
         if isinstance(err, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return  # it went away, as port scans and probes do
-        kind, reason = _handshake_reason(err)
+        self.add_fault(_handshake_fault(err), address)
+
+    def add_fault(self, fault: HandshakeFault, address: str) -> None:
+        """The same of one that was looked at on its way."""
+        kind, reason = fault
         _HANDSHAKES_REFUSED.labels(kind).inc()
         if (address, reason) not in self._logged and len(self._logged) < _HANDSHAKES_LOGGED:
             self._logged.add((address, reason))
             _log.warning("a client was refused at its TLS handshake", client=address, reason=reason)
 
 
-def _handshake_reason(err: ssl.SSLError) -> tuple[str, str]:
-    """What is counted, and what an operator is told."""
+def _handshake_fault(err: ssl.SSLError) -> HandshakeFault:
     if isinstance(err, ssl.SSLCertVerificationError):
-        return "certificate", f"its certificate is not accepted: {err.verify_message}"
+        return HandshakeFault(CERTIFICATE, f"its certificate is not accepted: {err.verify_message}")
     if err.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return "no_certificate", "it shows no certificate; this port demands one (--ca-path)"
-    if err.reason in NOT_TLS:
-        return "not_tls", "it speaks no TLS, and this port does"
+        return HandshakeFault(
+            NO_CERTIFICATE, "it shows no certificate; this port demands one (--ca-path)"
+        )
+    if err.reason in _NOT_TLS_REASONS:
+        return HandshakeFault(NOT_TLS, "it speaks no TLS, and this port does")
     if err.reason and "ALERT" in err.reason:
-        return "refused_by_client", f"it does not accept this daemon's certificate: {err.reason}"
-    return "other", str(err.reason or err)
+        return HandshakeFault(
+            REFUSED_BY_CLIENT, f"it does not accept this daemon's certificate: {err.reason}"
+        )
+    return HandshakeFault(OTHER, str(err.reason or err))
 
 
 class AllowedNames:

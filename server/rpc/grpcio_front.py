@@ -3,8 +3,9 @@ connection.
 
 What begins like HTTP/1.1 is answered here; everything else is copied to and from gRPC's listener, a
 Unix socket in a directory that only this user may enter. TLS is passed through: gRPC's listener
-ends it, and checks certificates, as it does alone. The ClientHello tells which clients want gRPC:
-those that offer `h2` by ALPN, and not `http/1.1`, too.
+ends it, and checks certificates, as it does alone, while the handshake is looked at on its way.
+The ClientHello tells which clients want gRPC: those that offer `h2` by ALPN, and not `http/1.1`,
+too.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import shutil
 import socket
 import ssl
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import structlog
 
 from server.rpc.config import Limits
 from server.rpc.credentials import ListenerTls, RefusedHandshakes
+from server.rpc.handshake_watch import HandshakeWatch
 from server.rpc.http1 import Http1Connection, Http1Front, begins_like_http1
 from server.rpc.listener import REFUSED, Accepting, close_listener, open_listeners
 
@@ -99,7 +101,7 @@ class GrpcioFront:
         try:
             async with asyncio.timeout(_FIRST_BYTES_S):
                 http1 = await self._is_http1(accepted)
-            await (self._answer(accepted) if http1 else self._splice(accepted))
+            await (self._answer(accepted) if http1 else self._pass_on(accepted, address))
         except ssl.SSLError as err:
             self._handshakes.add(err, address)
         except (OSError, TimeoutError) as err:
@@ -137,15 +139,20 @@ class GrpcioFront:
         )
         await closed.wait()
 
-    async def _splice(self, accepted: socket.socket) -> None:
+    async def _pass_on(self, accepted: socket.socket, address: str) -> None:
+        watch = HandshakeWatch(lambda fault: self._handshakes.add_fault(fault, address))
+        if self._tls is None:
+            watch.client_closed()  # there is no handshake
         inner_reader, inner_writer = await asyncio.open_unix_connection(
             self.address.removeprefix("unix:")
         )
         outer_reader, outer_writer = await asyncio.open_connection(sock=accepted)
         try:
             async with asyncio.TaskGroup() as copies:
-                copies.create_task(_copy(outer_reader, inner_writer, outer_writer))
-                copies.create_task(_copy(inner_reader, outer_writer, inner_writer))
+                to_server = (outer_reader, inner_writer, outer_writer)
+                to_client = (inner_reader, outer_writer, inner_writer)
+                copies.create_task(_copy(*to_server, watch.client_sent, watch.client_closed))
+                copies.create_task(_copy(*to_client, watch.server_sent, watch.server_closed))
         finally:
             for writer in (inner_writer, outer_writer):
                 writer.transport.abort()
@@ -202,13 +209,22 @@ def _names(data: bytes) -> Sequence[bytes]:
 
 
 async def _copy(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, origin: asyncio.StreamWriter
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    origin: asyncio.StreamWriter,
+    look: Callable[[bytes], None],
+    closed: Callable[[], None],
 ) -> None:
-    """Copy until either side ends; then the other one ends when it has taken what was copied."""
+    """Copy until either side ends; then the other one ends when it has taken what was copied.
+
+    `look` sees what comes, `closed` is called when nothing more does.
+    """
     with suppress(OSError):
         while data := await reader.read(_COPY_BYTES):
+            look(data)
             writer.write(data)
             await writer.drain()
+    closed()
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()

@@ -8,6 +8,7 @@ start, and joins as a store without regions.
 """
 
 import json
+import time
 from dataclasses import dataclass
 
 import structlog
@@ -85,7 +86,13 @@ async def announce(pd: PdClient, identity: Identity, address: str) -> None:
     Raises:
         ClusterMismatchError: another store has bootstrapped the cluster that this one was about to.
     """
-    store = metapb.Store(id=identity.store_id, address=address, version=VERSION, state=metapb.Up)
+    store = metapb.Store(
+        id=identity.store_id,
+        address=address,
+        version=VERSION,
+        state=metapb.Up,
+        start_timestamp=int(time.time()),
+    )
     regions = list(identity.regions)
     # A founder asks whether or not the cluster has one by now: only the coordinator's answer says
     # whose regions are the first.

@@ -4,7 +4,10 @@ import json
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -74,6 +77,20 @@ def test_the_console_shows_changefeeds_findings_captures_and_gc(endpoints, tmp_p
     assert "<strong>changefeed paused</strong>: it is paused at" in page
     assert endpoints["flight"] in page
     assert "ticdc-default-paused" in page
+
+
+def test_the_map_says_of_every_daemon_since_when_it_runs(endpoints):
+    with urllib.request.urlopen(
+        f"http://{endpoints['capture']}/console.json", timeout=60
+    ) as answer:
+        document = json.load(answer)
+    rows = [*document["daemons"], *({"kind": "capture", **one} for one in document["captures"])]
+    assert {row["kind"] for row in rows} == {
+        *("coordinator", "store", "pump", "gc-worker", "capture"),
+    }
+    for row in rows:
+        age_s = time.time() - datetime.fromisoformat(row["started"]).timestamp()
+        assert 0 <= age_s < 600, row
 
 
 def test_a_daemons_page_shows_its_metrics(endpoints, tmp_path):

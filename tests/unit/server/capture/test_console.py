@@ -1,17 +1,24 @@
 """The console's document: one answer with everything that its page shows."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
 from kvproto import metapb_pb2, pdpb_pb2
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, explain_pb2
 
-from server.capture.console import Console, Services, mapped_by
+from gcsafepoint.worker.records import LEADER_ADDR, LEADER_UUID
+from server.capture.cluster_map import mapped_by
+from server.capture.console import Console, Services
 from server.capture.errors import NotOwnerError
 from server.dump.service import DumpNotFoundError
+from server.pump.registry import PUMPS, STARTS, Node
 from server.routes import Answer, Request
+from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdUnavailableError
+from storage.meta.meta import KeyValue
 from storage.model.ts import compose
 
 TS = compose(1_700_000_000_000, 0)
@@ -132,7 +139,48 @@ async def test_pages_that_look_often_share_what_is_dear_to_ask():
     assert (explained, captures.dumps_asked) == (1, 1)
 
 
-async def test_the_map_has_coordinators_and_stores_and_outlives_a_coordinator_that_is_away():
+class Metadata:
+    """A pump that is there, one that has left, and a GC worker."""
+
+    def __init__(self):
+        self.values = {
+            PUMPS + b"here": Node("here", "p:8250", "online").record(1, 2),
+            PUMPS + b"left": Node("left", "q:8250", "offline").record(1, 2),
+            STARTS + b"here": b"1700000000000",
+            LEADER_UUID.encode(): b"%x" % TS,
+            LEADER_ADDR.encode(): b"g:8302",
+        }
+
+    async def get_prefix(self, prefix):
+        return [
+            KeyValue(key, value, 1, 1, 1)
+            for key, value in sorted(self.values.items())
+            if key.startswith(prefix)
+        ]
+
+
+@pytest.fixture
+def status_url():
+    """Where a coordinator that was started then has its HTTP API."""
+
+    class Status(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"start_timestamp": 1700000000}')
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Status) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+async def test_the_map_has_all_daemons_and_outlives_a_coordinator_that_is_away(status_url):
     class Pd:
         is_away = False
 
@@ -140,8 +188,10 @@ async def test_the_map_has_coordinators_and_stores_and_outlives_a_coordinator_th
             if self.is_away:
                 raise PdUnavailableError("away")
             one, two = (
-                pdpb_pb2.Member(name=name, member_id=number, client_urls=[f"http://{name}:2379"])
-                for number, name in enumerate(("one", "two"), 1)
+                pdpb_pb2.Member(name=name, member_id=number, client_urls=[url])
+                for number, (name, url) in enumerate(
+                    (("one", "http://127.0.0.1:1"), ("two", status_url)), 1
+                )
             )
             return pdpb_pb2.GetMembersResponse(members=[one, two], leader=two)
 
@@ -157,15 +207,18 @@ async def test_the_map_has_coordinators_and_stores_and_outlives_a_coordinator_th
             ]
 
     pd = Pd()
-    served = console(Captures(), cluster=mapped_by(pd))
+    served = console(Captures(), cluster=mapped_by(pd, Metadata(), SecurityConfig()))
     served._cluster._every_s = 0.0
     seen = json.loads((await asked(served)).body)
     assert [(each["kind"], each["name"], each["role"]) for each in seen["daemons"]] == [
         ("coordinator", "one", ""),
         ("coordinator", "two", "leader"),
         ("store", "4", "up"),
+        ("pump", "here", "online"),
+        ("gc-worker", f"{TS:x}", "leader"),
     ]
-    assert seen["daemons"][2]["started"] == "2023-11-14T22:13:20+00:00"
+    started = [each["started"] for each in seen["daemons"]]
+    assert started == ["", *["2023-11-14T22:13:20+00:00"] * 4]
     [capture] = seen["captures"]
     assert (capture["is_draining"], capture["started"]) == (False, "")
     pd.is_away = True

@@ -4,6 +4,7 @@ metrics and, once, in the log.
 
 import asyncio
 import http.client
+import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +22,7 @@ from structlog.testing import capture_logs
 
 from server.capture.listener import readers_of, serving_flight
 from server.http import listen
-from server.routes import Routes, json_answer
+from server.routes import Answer, Request, Routes, json_answer
 from server.rpc.access_list import opened
 from server.rpc.config import Engine
 from server.rpc.credentials import SecurityConfig
@@ -108,21 +109,80 @@ async def test_grpc(own: SecurityConfig, shown, engine: Engine) -> None:
         NOBODY: grpc.StatusCode.UNAVAILABLE,
     }
     server, before = RpcServer(own, suited=engine), refused()
+    server.serve_http1(nothing)
     with capture_logs() as logs:
         async with server.listen("127.0.0.1:0") as bound:
             for _ in range(2):
                 for kind, status in expected.items():
                     assert await asyncio.to_thread(status_of, bound, shown(kind)) is status, kind
-    if engine is Engine.GRPCIO:
-        return  # gRPC's own engine tells nobody of a handshake
     counts = since(before)
     assert counts["certificate"] >= 4
     assert counts["no_certificate"] >= 2
-    assert sorted(reason.rpartition(": ")[2] for reason in lines(logs)) == [
-        "certificate has expired",
-        "it shows no certificate; this port demands one (--ca-path)",
-        "unable to get local issuer certificate",
-    ]
+    no_certificate = "it shows no certificate; this port demands one (--ca-path)"
+    assert sorted(reason.rpartition(": ")[2] for reason in lines(logs)) == (
+        [no_certificate, "its certificate is not accepted"]
+        if engine is Engine.GRPCIO  # it does not say why, and the records do not, either
+        else [
+            "certificate has expired",
+            no_certificate,
+            "unable to get local issuer certificate",
+        ]
+    )
+
+
+async def nothing(_: Request) -> Answer:
+    return Answer(404, b"")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_handshakes_with_grpcs_own_engine_are_told_by_their_records(
+    own: SecurityConfig, shown, version: ssl.TLSVersion
+) -> None:
+    server = RpcServer(own, suited=Engine.GRPCIO)
+    server.serve_http1(nothing)
+    expected = {
+        NODE: None,
+        VISITOR: None,
+        ENDED: "certificate",
+        STRANGER: "certificate",
+        NOBODY: "no_certificate",
+        "trusts nobody": "refused_by_client",
+        "goes away": None,
+        "no TLS": "not_tls",
+    }
+    seen = {}
+    async with server.listen("127.0.0.1:0") as bound:
+        for kind in expected:
+            before = refused()
+            await asyncio.to_thread(knock, bound, kind, shown, version)
+            seen[kind] = since(before)
+    assert seen == {kind: {reason: 1.0} if reason else {} for kind, reason in expected.items()}
+
+
+def knock(bound: str, kind: str, shown, version: ssl.TLSVersion) -> None:
+    """Connect as such a client does, until the server closes, or says something after the
+    handshake.
+    """
+    host, _, port = bound.rpartition(":")
+    with suppress(OSError), socket.create_connection((host, int(port)), timeout=20) as connection:
+        if kind == "goes away":
+            return
+        if kind == "no TLS":
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            connection.recv(1)
+            return
+        node = shown(NODE)
+        if kind == "trusts nobody":
+            context = ssl.create_default_context()
+        else:
+            client = shown(kind)
+            context = ssl.create_default_context(cafile=node.ca_path)
+            if client.cert_path:
+                context.load_cert_chain(client.cert_path, client.key_path)
+        context.maximum_version = version
+        context.set_alpn_protocols(["h2"])
+        with context.wrap_socket(connection, server_hostname=host) as encrypted:
+            encrypted.recv(1)
 
 
 def http_status(bound: str, client: SecurityConfig) -> int | str:

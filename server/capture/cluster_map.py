@@ -1,0 +1,136 @@
+"""The daemons beside the captures, for the console: who they are, where they listen, since when.
+
+Coordinators and stores are asked of PD, when each coordinator was started of itself, by PD's HTTP
+API; pumps and the leading GC worker stand in the metadata. What is not known is empty.
+"""
+
+import asyncio
+import json
+import ssl
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from kvproto import metapb_pb2, pdpb_pb2
+
+from gcsafepoint.worker.election import Leader, read_leader
+from server.gc_worker.view import MetaRecords
+from server.pump.registry import OFFLINE, PUMPS, STARTS, read_entry
+from server.rpc.credentials import SecurityConfig, client_tls
+from server.rpc.pd import PdClient
+from storage.meta.meta import Meta
+from storage.model.ts import physical_ms
+
+Row = dict[str, str]
+"""One daemon: kind, name, address, role, version, started."""
+ClusterMap = Callable[[], Awaitable[list[Row]]]
+
+_STATUS: Final = "/pd/api/v1/status"
+_STATUS_S: Final = 2.0
+_STATUS_BYTES: Final = 64 << 10
+
+
+def mapped_by(pd: PdClient, meta: Meta, security: SecurityConfig) -> ClusterMap:
+    """The map of a cluster, asked for anew at each call."""
+
+    async def daemons() -> list[Row]:
+        members, stores = await pd.members(), await pd.stores()
+        started = await asyncio.gather(
+            *(
+                asyncio.to_thread(_started_of, each.client_urls, security)
+                for each in members.members
+            )
+        )
+        leader = await read_leader(MetaRecords(meta))
+        return [
+            *_coordinators(members, started),
+            *map(_store, stores),
+            *[row async for row in _pumps(meta)],
+            *([_gc_worker(leader)] if leader else []),
+        ]
+
+    return daemons
+
+
+def _coordinators(members: pdpb_pb2.GetMembersResponse, started: Sequence[str]) -> Iterator[Row]:
+    for member, since in zip(members.members, started, strict=True):
+        yield {
+            "kind": "coordinator",
+            "name": member.name,
+            "address": ", ".join(member.client_urls),
+            "role": "leader" if member.member_id == members.leader.member_id else "",
+            "version": member.binary_version,
+            "started": since,
+        }
+
+
+def _started_of(urls: Sequence[str], security: SecurityConfig) -> str:
+    """When the coordinator behind the first URL that answers was started."""
+    for url in urls:
+        with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+            context = _https(security) if url.startswith("https:") else None
+            request = urllib.request.Request(url + _STATUS)  # noqa: S310 - a coordinator's own URL
+            with urllib.request.urlopen(request, timeout=_STATUS_S, context=context) as answer:  # noqa: S310
+                return _time(json.loads(answer.read(_STATUS_BYTES))["start_timestamp"])
+    return ""
+
+
+def _https(security: SecurityConfig) -> ssl.SSLContext | None:
+    context = client_tls(security)
+    if context is not None:
+        context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _store(store: metapb_pb2.Store) -> Row:
+    return {
+        "kind": "store",
+        "name": str(store.id),
+        "address": store.address,
+        "role": metapb_pb2.StoreState.Name(store.state).lower(),
+        "version": store.version,
+        "started": _time(store.start_timestamp),
+    }
+
+
+async def _pumps(meta: Meta) -> Any:
+    starts = {pair.key.removeprefix(STARTS): pair.value for pair in await meta.get_prefix(STARTS)}
+    for pair in await meta.get_prefix(PUMPS):
+        name = pair.key.removeprefix(PUMPS)
+        entry = read_entry(pair.value) or {}
+        if entry.get("state") == OFFLINE:
+            continue
+        started_ms = starts.get(name, b"")
+        yield {
+            "kind": "pump",
+            "name": name.decode(errors="replace"),
+            "address": str(entry.get("host", "")),
+            "role": str(entry.get("state", "unreadable entry")),
+            "version": "",
+            "started": _time(int(started_ms) / 1000) if started_ms.isdigit() else "",
+        }
+
+
+def _gc_worker(leader: Leader) -> Row:
+    """The worker that leads; it is named by the timestamp at which it was started, as TiDB's is."""
+    try:
+        started = _time(physical_ms(int(leader.uuid, 16)) / 1000)
+    except (ValueError, OverflowError):
+        started = ""
+    return {
+        "kind": "gc-worker",
+        "name": leader.uuid,
+        "address": leader.address,
+        "role": "leader",
+        "version": "",
+        "started": started,
+    }
+
+
+def _time(seconds: float) -> str:
+    """As the page reads it; empty for 0, which says that it is not known."""
+    with suppress(OSError, ValueError, OverflowError):
+        return datetime.fromtimestamp(seconds, UTC).isoformat() if seconds else ""
+    return ""
