@@ -7,7 +7,6 @@ with two stores for the same keys, each would have a part of the rows. So it dro
 start, and joins as a store without regions.
 """
 
-import json
 import time
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from storage.codec import encode_bytes
 from storage.kv import KV, WriteBatch
 from storage.model.errors import ConflictError, CorruptError
 from storage.mvcc.engine import Draft
-from storage.mvcc.record import META_COLUMN
+from storage.mvcc.record import META_COLUMN, encode_document, reading_document
 from storage.mvcc.region import Region, RegionMap, decode_regions, encode_regions
 
 VERSION = "8.5.0"
@@ -68,8 +67,8 @@ async def load_identity(kv: KV, pd: PdClient, split_keys: list[bytes]) -> Identi
     store_id = await pd.alloc_id()
     regions = [] if await pd.is_bootstrapped() else await _first_regions(pd, split_keys)
     batch = WriteBatch()
-    document = {"format": _FORMAT, "cluster_id": pd.cluster_id, "store_id": store_id}
-    batch.put(_STORE_KEY, json.dumps(document).encode())
+    document = encode_document(_FORMAT, cluster_id=pd.cluster_id, store_id=store_id)
+    batch.put(_STORE_KEY, document)
     batch.put(REGIONS_KEY, encode_regions(regions))
     if regions:
         batch.put(_FOUNDING_KEY, b"")
@@ -161,13 +160,8 @@ async def _first_regions(pd: PdClient, split_keys: list[bytes]) -> list[Region]:
 
 def _stored(kv: KV, data: bytes, pd: PdClient) -> Identity:
     regions = kv.get(REGIONS_KEY)
-    try:
-        document = json.loads(data)
+    with reading_document(data, _FORMAT, "the store's identity") as document:
         cluster_id, store_id = int(document["cluster_id"]), int(document["store_id"])
-    except (ValueError, KeyError, TypeError) as err:
-        raise CorruptError(
-            f"the store's identity is damaged: {err}; restore the store from a backup"
-        ) from err
     if regions is None:
         raise CorruptError("the store's region table is missing; restore the store from a backup")
     if cluster_id != pd.cluster_id:

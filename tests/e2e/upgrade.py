@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from tests.split_keys import FIRST_REGIONS
 
 HERE = Path(__file__).resolve().parents[2]
 FORMATS = ("delta", "iceberg", "parquet")
-_PATIENCE_S = 240
+_PATIENCE_S = 600
 
 
 class Build:
@@ -137,8 +137,10 @@ class Job:
 class World:
     """Everything that is upgraded, and what is written meanwhile."""
 
-    def __init__(self, cluster: UpgradableCluster, server: MariaDb, feed: Feed) -> None:
-        self.cluster, self.server, self.feed = cluster, server, feed
+    def __init__(
+        self, cluster: UpgradableCluster, server: MariaDb, feed: Feed, formats: Sequence[str]
+    ) -> None:
+        self.cluster, self.server, self.feed, self.formats = cluster, server, feed, formats
         self.follower = Follower(feed)
         self.jobs: dict[str, Job] = {}
         self._written = 0
@@ -151,7 +153,7 @@ class World:
             "CREATE TABLE shop.a (id INT PRIMARY KEY, v VARCHAR(40), at DATETIME(3), n DECIMAL(20,4))",
             "INSERT INTO shop.a SELECT seq, 'before', NOW(3), seq / 7 FROM shop.seq_1_to_500",
         )
-        for name in FORMATS:
+        for name in self.formats:
             sink = f"{name}://{self.cluster.directory / f'lake-{name}'}"
             self.cluster.cli(
                 *("changefeed", "create", "-c", name, "--sink-uri", sink, "--dump"),
@@ -177,17 +179,17 @@ class World:
     def wait_all_there(self) -> None:
         """Until the reader and the lakes have what was written so far."""
         _until(self._has_followed)
-        for name in FORMATS:
+        for name in self.formats:
             _until(lambda name=name: self._is_synced(name))
 
     def check(self) -> None:
         """See that nothing was lost or doubled, by `verify` of each lake."""
         for rows in self.follower.rows.values():
             assert rows == self.feed.expected
-        for name in FORMATS:
+        for name in self.formats:
             if name == "parquet":
                 continue  # a changelog: `verify` compares tables that show the newest rows
-            told = self.cluster.cli("verify", "-c", name)
+            told = self.cluster.cli("verify", "-c", name, timeout_s=_PATIENCE_S)
             assert isinstance(told, dict), told
             assert told["equal"], told
 
@@ -209,14 +211,20 @@ class World:
             job.stop()
 
 
-def upgrade(base: Build, head: Build, directory: Path, done: Callable[[str], None]) -> None:
+def upgrade(
+    base: Build,
+    head: Build,
+    directory: Path,
+    done: Callable[[str], None],
+    formats: Sequence[str] = FORMATS,
+) -> None:
     """The whole way; `done` is told of each step."""
     with ExitStack() as stack:
         server = stack.enter_context(running_mariadb())
         cluster = UpgradableCluster(base, directory)
         stack.callback(cluster.stop)
         store = stack.enter_context(transaction_client(cluster))
-        world = World(cluster, server, Feed(cluster, store))
+        world = World(cluster, server, Feed(cluster, store), formats)
         world.begin(base)
         stack.callback(world.close)
 
@@ -259,6 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", required=True, help="a commit, such as the last one that landed")
     parser.add_argument("--directory", type=Path, help="where data and logs stay")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
     arguments = parser.parse_args()
     began = time.monotonic()
 
@@ -270,7 +279,7 @@ def main() -> None:
         directory = arguments.directory or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         directory.mkdir(exist_ok=True)
         base = stack.enter_context(built(arguments.base))
-        upgrade(base, Build(HERE), directory, done)
+        upgrade(base, Build(HERE), directory, done, arguments.formats)
 
 
 if __name__ == "__main__":

@@ -146,11 +146,15 @@ class Cluster:
         finally:
             connection.close()
 
-    def cli(self, *arguments: str):
+    def cli(self, *arguments: str, timeout_s: float = 120):
         """`tidemark cli --json …`: the document, or the error line where there is an error."""
         flags = ["cli", "--server", self.capture.endpoints["capture"], "--pd", self.pd, "--json"]
         done = subprocess.run(
-            [*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=120, check=False
+            [*COMMAND, *flags, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
         # A command may answer by its exit status, too: that is no error.
         is_error = done.returncode != 0 and done.stderr.strip()
