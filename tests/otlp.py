@@ -1,11 +1,14 @@
-"""An OTLP collector for tests: OpenTelemetry's own service over gRPC, which keeps what it gets."""
+"""An OTLP collector for tests, which keeps what it gets: OpenTelemetry's own service over gRPC, or
+its requests by HTTP.
+"""
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
@@ -47,6 +50,9 @@ class Collector(TraceServiceServicer):
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def Export(self, request: pb.ExportTraceServiceRequest, context: grpc.ServicerContext):
+        return self.take(request, context.invocation_metadata())
+
+    def take(self, request: pb.ExportTraceServiceRequest, headers: Iterable[tuple[str, object]]):
         received = [
             Received(
                 span.name,
@@ -65,7 +71,7 @@ class Collector(TraceServiceServicer):
         ]
         with self._changed:
             self.spans += received
-            self.headers.append({key: str(value) for key, value in context.invocation_metadata()})
+            self.headers.append({key: str(value) for key, value in headers})
             self._changed.notify_all()
         return pb.ExportTraceServiceResponse()
 
@@ -92,6 +98,36 @@ def collecting() -> Iterator[Collector]:
         yield collector
     finally:
         server.stop(1).wait()
+
+
+@contextmanager
+def collecting_by_http() -> Iterator[Collector]:
+    """The same by HTTP."""
+    collector = Collector()
+
+    class Traces(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces", self.path
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            request = pb.ExportTraceServiceRequest.FromString(body)
+            answer = collector.take(request, self.headers.items())
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.end_headers()
+            self.wfile.write(answer.SerializeToString())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Traces) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        collector.endpoint = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield collector
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def _values(attributes) -> dict[str, object]:

@@ -5,11 +5,13 @@ The lake job begins the trace, and names it in the tickets of the slices that it
 rows were pulled, sorted and staged, and how long they took to be sent. A cut without rows has no
 trace. There is no span for a row, a commit or a batch (docs/operations.md, *Traces*).
 
-Spans are sent where `OTEL_EXPORTER_OTLP_ENDPOINT` is set and the extra `otel` is installed.
-Without either no module of OpenTelemetry is imported, and `begin` returns `NO_SPAN`, whose methods
+Spans are sent where `OTEL_EXPORTER_OTLP_ENDPOINT` is set and the extra `otel` is installed; by HTTP
+where `OTEL_EXPORTER_OTLP_PROTOCOL` says `http/protobuf`, which the extra `otel-http` can. Without
+either no module of OpenTelemetry is imported, and `begin` returns `NO_SPAN`, whose methods
 do nothing.
 """
 
+import importlib
 import importlib.metadata
 import logging
 import os
@@ -24,6 +26,11 @@ Warn: TypeAlias = Callable[[str], None]
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_EXPORTERS: Final = {
+    "grpc": ("opentelemetry.exporter.otlp.proto.grpc.trace_exporter", "otel"),
+    "http/protobuf": ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "otel-http"),
+}
+"""By the names of OpenTelemetry's protocols: the module of each exporter, and our extra with it."""
 _HEADER: Final = "traceparent"
 _WARN_EVERY_S: Final = 60.0
 _FLUSH_MS: Final = 2_000
@@ -160,25 +167,26 @@ def _provider(service: str, warn: Warn) -> Any:
     if not any(map(os.environ.get, ENDPOINTS)) or _is_disabled():
         return None
     protocol = next((value for name in _PROTOCOLS if (value := os.environ.get(name))), "grpc")
-    if protocol != "grpc":
+    if protocol not in _EXPORTERS:
         warn(
-            f"no traces are sent: OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}, and only grpc is "
-            "spoken here (port 4317 of most collectors)"
+            f"no traces are sent: OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}, and grpc (port 4317 "
+            "of most collectors) and http/protobuf (4318) are spoken here"
         )
         return None
+    module, extra = _EXPORTERS[protocol]
     try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        exporters = importlib.import_module(module)
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as err:
         warn(
             "no traces are sent: OTEL_EXPORTER_OTLP_ENDPOINT is set, but OpenTelemetry is not "
-            f"installed ({err}); install it with pip install 'tidemark-cdc[otel]'"
+            f"installed ({err}); install it with pip install 'tidemark-cdc[{extra}]'"
         )
         return None
     _tell_warnings(warn)
     try:
-        exporter = OTLPSpanExporter()
+        exporter = exporters.OTLPSpanExporter()
         provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(exporter))
     except (OSError, ValueError) as err:

@@ -8,7 +8,7 @@ import pytest
 from pyspark_tidemark import tracing
 from pyspark_tidemark.flight import SliceEndpoint, slices_within
 
-from tests.otlp import collecting
+from tests.otlp import collecting, collecting_by_http
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -62,17 +62,24 @@ def only_warning():
 
 def test_another_protocol_is_told_by_name(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     warning = only_warning()
-    assert "'http/protobuf'" in warning
-    assert "only grpc" in warning
+    assert "'http/json'" in warning
+    assert "grpc" in warning
+    assert "http/protobuf" in warning
 
 
-def test_a_missing_extra_is_told_with_what_installs_it(monkeypatch):
+@pytest.mark.parametrize(
+    ("protocol", "module", "extra"),
+    [("grpc", "grpc", "otel"), ("http/protobuf", "http", "otel-http")],
+)
+def test_a_missing_extra_is_told_with_what_installs_it(monkeypatch, protocol, module, extra):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    exporter = f"opentelemetry.exporter.otlp.proto.{module}.trace_exporter"
+    monkeypatch.setitem(sys.modules, exporter, None)
     warning = only_warning()
-    assert "pip install 'tidemark-cdc[otel]'" in warning
+    assert f"pip install 'tidemark-cdc[{extra}]'" in warning
 
 
 def test_a_variable_that_cannot_be_used_is_told(monkeypatch):
@@ -82,8 +89,12 @@ def test_a_variable_that_cannot_be_used_is_told(monkeypatch):
     assert "soon" in warning
 
 
-def test_spans_arrive_with_their_parents_and_times(monkeypatch):
-    with collecting() as collector:
+@pytest.mark.parametrize(
+    ("protocol", "collects"), [("grpc", collecting), ("http/protobuf", collecting_by_http)]
+)
+def test_spans_arrive_with_their_parents_and_times(monkeypatch, protocol, collects):
+    with collects() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         with tracing.sending("tidemark-test", refused):
             cut = tracing.begin("cut", 1_000, changefeed="shop")
