@@ -491,7 +491,7 @@ class HeaderFrames:
     def _refuse_call(self, number: int, err: StatusError, *, ended: bool) -> None:
         self._refuse(
             number,
-            headers.RESPONSE_HEAD + headers.trailers(err.status, err.message),
+            headers.RESPONSE_HEAD + headers.trailers(err.status, str(err)),
             ended=ended,
         )
 

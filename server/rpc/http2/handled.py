@@ -229,7 +229,7 @@ class HandledCall(Stream):
         except grpc.aio.AbortError:
             self._conclude(context, grpc.StatusCode.UNKNOWN)
         except StatusError as err:
-            self.finish(err.status, err.message)
+            self.finish(err.status, str(err))
         except Exception as err:  # noqa: BLE001 - a handler's defect ends its call, is logged, and nothing else
             if context.code() is None:
                 # What the handler has set itself counts more than what its exception says.

@@ -385,7 +385,7 @@ class NativeServer:
             try:
                 self._access.check_again(head.method, head.invocation_metadata, names, peer.address)
             except StatusError as err:
-                stream.finish(err.status, err.message)
+                stream.finish(err.status, str(err))
 
     def _close_sockets(self) -> None:
         if self._accepting is not None:

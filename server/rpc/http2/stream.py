@@ -165,7 +165,7 @@ class Stream(ABC):
         try:
             self.receive(data, ended=ended)
         except StatusError as err:
-            self.finish(err.status, err.message)
+            self.finish(err.status, str(err))
 
     def aborted(self) -> None:
         """The call ended without an answer: the peer gave it up, or is gone."""

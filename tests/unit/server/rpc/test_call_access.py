@@ -146,6 +146,7 @@ async def outcome(channel, method, token=""):
     try:
         await channel.unary_unary(method)(b"", timeout=60, metadata=metadata)
     except grpc.aio.AioRpcError as err:
+        assert (err.details() or "").startswith("[TM:ErrUna"), err.details()
         return err.code().name
     return "OK"
 
