@@ -35,6 +35,14 @@ FAMILIES: Final = (
     ("INT UNSIGNED", "BIGINT UNSIGNED"),
     ("BIT(5)", "BIT(12)"),
     ("YEAR",),
+    ("MEDIUMINT UNSIGNED",),
+    ("UUID",),
+    ("INET6",),
+    ("INET4",),
+    ("POINT",),
+    ("GEOMETRY",),
+    ("JSON",),
+    ("BINARY(6)",),
 )  # fmt: skip
 """Within one of them all targets can follow a change of type;
 between two a stop by name is right.
@@ -59,7 +67,8 @@ def family_of(declared: str) -> int | None:
 VALUES: Final = (
     "1", "0", "NULL", "-3", "120", "70000", "'x'", "'y'", "'p,q'", "'abcdef  '", "'2024-01-02 03:04:05.678'", "'é日'",
     "1.25", "X'4100'", "'10:11:12.5'", "'18446744073709551615'", "'2024-02-29'", "'it''s'", "DEFAULT", "'it\\\\s'",
-    "CURRENT_TIMESTAMP", "b'101'", "'  '", "REPEAT('k', 300)",
+    "CURRENT_TIMESTAMP", "b'101'", "'  '", "REPEAT('k', 300)", "'0000-00-00'", "'2024-00-00'", "'-838:59:59'", "'😀'",
+    "0.1", "-1e10", "9223372036854775808", "UUID()", "'::1'", "'10.0.0.1'", "POINT(1, 2)", "'{\"a\": [1, \"ü\"]}'",
 )  # fmt: skip
 DEFAULTS: Final = ("5", "-5", "0", "1.55", "'7'", "'x'", "'p,q'", "NULL", "'2024-01-01'", "'2024-01-01 10:00:00.5'",
                    "'é'", "'it''s'", "(1 + 1)", "CURRENT_TIMESTAMP", "0x41", "TRUE")  # fmt: skip
@@ -146,12 +155,11 @@ class Writer:
         if dice < 0.06:
             return f"{session}: {self.random.choice(SETTINGS)}"
         if dice < 0.11 and self.hazards:
-            if "savepoint" in self.hazards and self.random.random() < 0.5:
-                self._script = self._undone(session)
-                return self._script.pop(0)
-            return f"{session}: {self._hazard()}"
+            return self._hazardous(session)
         if len(self.columns) < 2 and dice < 0.5:  # statements have nothing to do without tables
             return f"{session}: {self._create(self.random.choice(TABLES))}"
+        if dice < 0.14:
+            return self._first_of(session, self._sequence(session))
         if dice < 0.27:
             return f"{session}: {self._spelt(self._ddl())}"
         if dice < 0.40:
@@ -160,7 +168,63 @@ class Writer:
             return f"{session}: {self._beside()}"
         return f"{session}: {self._spelt(self._dml())}"
 
-    def _undone(self, session: int) -> list[str]:
+    def _first_of(self, session: int, steps: Sequence[str]) -> str:
+        """The first of some statements of a session; the others are the next steps."""
+        self._script = [f"{session}: {step}" for step in steps]
+        return self._script.pop(0)
+
+    def _hazardous(self, session: int) -> str:
+        if "savepoint" in self.hazards and self.random.random() < 0.5:
+            return self._first_of(session, self._undone())
+        return f"{session}: {self._hazard()}"
+
+    def _sequence(self, session: int) -> Sequence[str]:
+        """What people do with several statements: keys that change places, tables that take others'
+        places, with their rows or without, partitions that are exchanged.
+        """
+        name, out, key = self._table(), self.outside, self._key()
+        table, two = self._quoted(name), self._quoted(self._table())
+        column, new = self._column(name), self._quoted(self.random.choice(NAMES))
+        ended = self.random.choice(("COMMIT", "COMMIT", "ROLLBACK"))
+        made: Callable[[], Sequence[str]] = self.random.choice(
+            (
+                lambda: ["BEGIN", f"UPDATE {table} SET id = -1 WHERE id = {key}", f"UPDATE {table} SET id = {key} WHERE id = {key + 1}",
+                         f"UPDATE {table} SET id = {key + 1} WHERE id = -1", ended],
+                lambda: ["BEGIN", f"DELETE FROM {table} WHERE id = {key}", f"INSERT INTO {table} (id) VALUES ({key})",
+                         f"UPDATE {table} SET id = {key + 3} WHERE id = {key}", f"REPLACE INTO {table} (id) VALUES ({key})", ended],
+                lambda: ["BEGIN", f"INSERT IGNORE INTO {table} (id) VALUES ({key + 50})", f"DELETE FROM {table} WHERE id = {key + 50}",
+                         "SAVEPOINT q", f"DELETE FROM {table}", "ROLLBACK TO q", ended],
+                lambda: [f"XA START 'x{session}'", f"REPLACE INTO {table} (id) VALUES ({key}), ({key + 1})", f"XA END 'x{session}'",
+                         f"XA PREPARE 'x{session}'", f"XA {'ROLLBACK' if ended == 'ROLLBACK' else 'COMMIT'} 'x{session}'"],
+                lambda: [f"UPDATE {table}, {two} SET {table}.id = {table}.id + 50, {two}.id = {two}.id + 60 WHERE {table}.id = {two}.id AND {two}.id = {key}",
+                         f"DELETE {table}, {two} FROM {table} JOIN {two} USING (id) WHERE {table}.id > 90"],
+                lambda: [f"CREATE OR REPLACE TRIGGER tr1 BEFORE UPDATE ON {table} FOR EACH ROW DELETE FROM {two} WHERE id = NEW.id",
+                         f"UPDATE {table} SET id = id WHERE id < {key}", "DROP TRIGGER IF EXISTS tr1"],
+                lambda: [f"CREATE TABLE lk LIKE {table}", f"INSERT IGNORE INTO lk SELECT * FROM {table}", "ALTER TABLE lk ADD zz INT DEFAULT 4 FIRST",
+                         f"RENAME TABLE {table} TO lk2, lk TO {table}, lk2 TO lk", f"REPLACE INTO {table} (id) VALUES ({key})", "DROP TABLE lk"],
+                lambda: [f"CREATE TABLE sel (PRIMARY KEY (id)) AS SELECT * FROM {table}", f"REPLACE INTO sel (id) VALUES ({key})",
+                         f"DROP TABLE {table}", f"RENAME TABLE sel TO {table}"],
+                lambda: [f"DROP TABLE {table}", self._create(name), f"INSERT INTO {table} (id) VALUES ({key}), ({key + 1})"],
+                lambda: [f"TRUNCATE {table}", f"INSERT INTO {table} (id) VALUES ({key})"],
+                lambda: [f"RENAME TABLE {table} TO {out}.away", f"UPDATE {out}.away SET id = id + 100 ORDER BY id DESC",
+                         f"RENAME TABLE {out}.away TO {self.schema}.{table}"],
+                lambda: [f"ALTER TABLE {table} RENAME {out}.away, ADD {new} INT DEFAULT 3", f"ALTER TABLE {out}.away RENAME {self.schema}.{table}"],
+                lambda: [f"RENAME TABLE IF EXISTS nowhere TO {table}, {table} TO {two}"],
+                lambda: [f"ALTER TABLE {table} PARTITION BY HASH (id) PARTITIONS {self.random.randint(1, 3)}", f"REPLACE INTO {table} (id) VALUES ({key})",
+                         self.random.choice((f"ALTER TABLE {table} TRUNCATE PARTITION p0", f"ALTER TABLE {table} REMOVE PARTITIONING",
+                                             f"ALTER TABLE {table} COALESCE PARTITION 1", f"ALTER TABLE {table} ADD PARTITION PARTITIONS 2"))],
+                lambda: [f"CREATE TABLE {out}.ex LIKE {table}", f"ALTER TABLE {table} PARTITION BY HASH (id) PARTITIONS 1",
+                         f"INSERT INTO {out}.ex (id) VALUES ({key}), ({key + 1})", f"ALTER TABLE {table} EXCHANGE PARTITION p0 WITH TABLE {out}.ex",
+                         f"REPLACE INTO {table} (id) VALUES ({key + 2})", f"DROP TABLE {out}.ex"],
+                lambda: [f"ALTER TABLE {table} ADD {new} VARCHAR(400) AS (CONCAT(id, '-', {column})) {self.random.choice(('STORED', 'VIRTUAL'))} FIRST",
+                         f"UPDATE {table} SET id = id + 1 ORDER BY id DESC LIMIT 3"],
+                lambda: [f"ALTER TABLE {table} ADD {new} INT INVISIBLE DEFAULT {key}, MODIFY id BIGINT AFTER {column}", f"REPLACE INTO {table} (id) VALUES ({key})"],
+                lambda: ["SET sql_mode='ANSI_QUOTES'", f"ALTER TABLE \"{name}\" ADD {new} VARCHAR(20) DEFAULT '\"x\"' COMMENT '\"; DROP'", "SET sql_mode=''"],
+            )
+        )  # fmt: skip
+        return made()
+
+    def _undone(self) -> Sequence[str]:
         """A transaction whose savepoints are in the log: engines without transactions,
         or temporary tables, are in it.
         """
@@ -193,7 +257,7 @@ class Writer:
         ]
         steps += [self.random.choice(("COMMIT", "COMMIT", "ROLLBACK TO s1", "ROLLBACK")), "COMMIT"]
         chosen = [step for step in steps if self.random.random() < 0.93]
-        return [f"{session}: {step}" for step in chosen] or ["!settle"]
+        return chosen or ["COMMIT"]
 
     # Rows
 

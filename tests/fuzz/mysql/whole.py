@@ -149,7 +149,11 @@ def _trace(line: str) -> str:
 @contextlib.contextmanager
 def world(plant: str = "", captures: int = 1) -> Iterator[World]:
     """A fresh one, with one or two captures; with a plant they have a bug."""
-    with tempfile.TemporaryDirectory(prefix="tm-fuzz-") as directory, running_mariadb() as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="tm-fuzz-") as directory,
+        # Without it no function may change rows.
+        running_mariadb("--log-bin-trust-function-creators=ON") as server,
+    ):
         with plants.planted(plant):
             cluster = Cluster(Path(directory))
             other = cluster.another_capture() if captures > 1 else None

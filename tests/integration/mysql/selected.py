@@ -21,7 +21,13 @@ from server.puller.mysql.session.connection import Session
 from server.puller.mysql.tables import record_of
 
 Row = dict[str, Any]
-_STORED = {"uuid": "BINARY(16)", "inet6": "BINARY(16)", "inet4": "BINARY(4)", "vector": "BINARY"}
+_STORED = {
+    **dict.fromkeys(("uuid", "inet6"), "CAST({} AS BINARY(16))"),
+    "inet4": "CAST({} AS BINARY(4))",
+    "vector": "CAST({} AS BINARY)",
+    # behind the four bytes of an SRID
+    **dict.fromkeys(("geometry", "point", "linestring"), "SUBSTRING(CAST({} AS BINARY), 5)"),
+}
 
 
 def tables_now(connection: "Connection[Cursor]", port: int, schema: str) -> dict[str, SourceTable]:
@@ -101,7 +107,7 @@ def _shown_otherwise(cursor: Cursor, table: SourceTable) -> dict[str, str]:
 def _exact(name: str, kind: Any, stored: str | None) -> str:
     """FLOAT is shown with six digits; what it really is only a DOUBLE shows."""
     if stored is not None:
-        return f"CAST({quoted(name)} AS {stored})"
+        return stored.format(quoted(name))
     return f"CAST({quoted(name)} AS DOUBLE)" if pa.types.is_floating(kind) else quoted(name)
 
 
