@@ -154,6 +154,21 @@ _REREAD: Final[Mapping[str, Form]] = {
 }  # fmt: skip
 """Cause D: no event tells what the ALTER did to values."""
 
+_BESIDE: Final[Mapping[str, Form]] = {
+    "geometry": Form(["ALTER TABLE {t} ADD g POINT NOT NULL", "UPDATE {t} SET g = POINT(1, 2) WHERE id = 3"]),
+    "exchanged": Form(["ALTER TABLE {t} EXCHANGE PARTITION p0 WITH TABLE away.exchanged"], before=["CREATE TABLE away.exchanged LIKE {t}", "INSERT INTO away.exchanged (id, v) VALUES (1, 5), (3, 6)", "ALTER TABLE {t} PARTITION BY HASH (id) PARTITIONS 1"]),
+    "exchanged_from_away": Form(["ALTER TABLE away.parted EXCHANGE PARTITION p0 WITH TABLE {t}"], before=["CREATE TABLE away.parted LIKE {t}", "INSERT INTO away.parted (id, v) VALUES (1, 5), (3, 6)", "ALTER TABLE away.parted PARTITION BY HASH (id) PARTITIONS 1"]),
+    "converted": Form(["ALTER TABLE {t} CONVERT PARTITION p0 TO TABLE shop.of_partition"], before=["ALTER TABLE {t} PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (2), PARTITION p1 VALUES LESS THAN MAXVALUE)"]),
+}  # fmt: skip
+"""Rows that come and go beside the log, and values that a new column has without a default."""
+
+_TYPED: Final[Mapping[str, Form]] = {
+    "odd_types": Form(["ALTER TABLE {t} ADD a UUID DEFAULT '018f0000-0000-7000-8000-000000000000' FIRST, ADD b INET6 NOT NULL, ADD c INET4 DEFAULT '10.0.0.1' AFTER id, ADD d DECIMAL(65,30) DEFAULT 1.5, ADD e BIGINT UNSIGNED DEFAULT 18446744073709551615, ADD f YEAR DEFAULT 1999, ADD g BIT(9) DEFAULT b'101', ADD h TIME(2) DEFAULT '-01:02:03.04', ADD i JSON DEFAULT '{\"a\": 1}', ADD j DATE NOT NULL DEFAULT '0000-00-00', ADD k INT INVISIBLE DEFAULT 7"]),
+    "unique_becomes_key": Form(["ALTER TABLE {t} DROP PRIMARY KEY, ADD UNIQUE later (v)", "UPDATE {t} SET id = 7", "CREATE OR REPLACE UNIQUE INDEX later ON {t} (v, id)"], "id INT PRIMARY KEY, v INT NOT NULL", "(1, 10), (2, 20), (3, 30)", later=["UPDATE {t} SET v = 11 WHERE v = 10", "DELETE FROM {t} WHERE v = 20", "INSERT INTO {t} VALUES (7, 40)"]),
+    "keys_change_places": Form(["BEGIN", "UPDATE {t} SET id = -1 WHERE id = 3", "UPDATE {t} SET id = 3 WHERE id = 2", "UPDATE {t} SET id = 2 WHERE id = -1", "COMMIT"]),
+}  # fmt: skip
+"""Types, keys and key values of which lakes have no like."""
+
 _REKEYED: Final[Mapping[str, Form]] = {
     name: Form([statement], "id INT PRIMARY KEY, v INT NOT NULL, x INT", "(1, 10, 100), (2, 20, 200), (3, 30, 300)", later=later)
     for name, statement, later in (
@@ -193,6 +208,8 @@ FORMS: Final[Mapping[str, Form]] = {
     **_REPLACED,
     **_UNDONE,
     **_REREAD,
+    **_BESIDE,
+    **_TYPED,
     **_REKEYED,
     **_RENAMED,
     "defaults": _adding(_TOLD),
@@ -229,7 +246,12 @@ COMMON: Final = (
 )
 """Of the few, those that MySQL has, too."""
 READ_AGAIN: Final = frozenset(
-    {"partition", "selected", *_REREAD, "defaults_untold", "virtual", "vector"}
+    {
+        *("partition", "selected", "defaults_untold", "virtual", "vector"),
+        *("of_partition", "unique_becomes_key"),
+        *_REREAD,
+        *_BESIDE,
+    }
 )
 """The tables that a changefeed must read again; of no other an event is missing."""
 FEW: Final = (
