@@ -5,8 +5,9 @@ counted on the coordinator's clock (TSO, see `CoordinatorClock`), so the workers
 matter. A leader trusts its lease only until its monotonic clock, read *before* it asked for the
 time, has advanced by the lease: a process that was stopped finds out by itself.
 
-1. At most one worker's lease holds at any time, unless the coordinator's clock jumps ahead: others
-   may claim at once then, and the leader before goes on until its next write, which is refused
+1. At most one worker's lease holds at any time, unless timestamps jump ahead: with a coordinator's
+   clock, or by up to three seconds where another coordinator begins to lead. Others may claim
+   sooner then, and the leader before goes on until its next write, which is refused
    (`write_fenced`), or until its lease is over by its own clock.
 2. Nobody writes over a record that changed since it was read.
 3. What runs under `while_leading` is cancelled when the lease ends, its requests and their

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from tests.sim.process import Process, current_process
+from tests.sim.threads import Threads
 
 EPOCH_S = 1_800_000_000
 """What the simulation's wall clock shows when its time is 0."""
@@ -21,13 +22,16 @@ class DeadlockError(AssertionError):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """What would run in threads runs in the loop: so a run depends on its seed alone."""
+    """What would run in threads of executors runs in the loop, what may wait for others
+    (`asyncio.to_thread`) in threads of the simulation: so a run depends on its seed alone.
+    """
 
     def __init__(self, chance: Random | None = None) -> None:
-        """Without `chance` such work is done at once; with it a little later, in pools of one
-        thread in the order of asking.
+        """Without `chance` all such work is done in the loop, at once; with it a little later, in
+        pools of one thread in the order of asking.
         """
         self.now = 1000.0
+        self.threads = Threads(self)
         self._chance = chance
         self._busy_until: dict[int, float] = {}
         super().__init__(_Jump(self))
@@ -48,7 +52,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if getattr(executor, "workers", 0) == 1:
             at_s = max(at_s, self._busy_until.get(id(executor), 0.0) + 1e-6)
             self._busy_until[id(executor)] = at_s
-        self.call_at(at_s, self._work, process, future, func, args)
+        work = self._work_in_thread if executor is None else self._work
+        self.call_at(at_s, work, process, future, func, args)
         return future
 
     def _work(self, process: Process | None, future: Any, func: Any, args: Any) -> None:
@@ -58,6 +63,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         # Work that has not begun is not begun any more when nobody waits for it.
         elif not future.cancelled():
             _run(future, func, args)
+
+    def _work_in_thread(self, process: Process | None, future: Any, func: Any, args: Any) -> None:
+        if process is not None and process.is_dead:
+            future.cancel()
+        elif not future.cancelled():
+            self.threads.start(process, future, func, args)
+
+    async def in_thread(self, process: Process, func: Callable[..., Any], *args: Any) -> Any:
+        """Run it in a thread of that process."""
+        future = self.create_future()
+        self._work_in_thread(process, future, func, args)
+        return await future
 
 
 def _run(future: Any, func: Callable[..., Any], args: Any) -> None:
@@ -107,6 +124,7 @@ def simulated(main: Coroutine[Any, Any, Any], chance: Random | None = None) -> A
         finally:
             # What is left of a run that failed says nothing more.
             loop.set_exception_handler(lambda *_: None)
+            loop.threads.close()
             for task in asyncio.all_tasks(loop):
                 task.cancel()
             with contextlib.suppress(BaseException):

@@ -73,7 +73,7 @@ async def live(seed: int, directory: Path, *, explains: bool) -> str:
     committed = sum(bool(txn.commit_ts) for txn in cluster.history.txns)
     tell(f"ended by themselves: {[each.ends for each in cluster.machines.values() if each.ends]}")
     return (
-        f"{committed} transactions, {lake.cuts} cuts, {cluster.dumped_rows} rows dumped, "
+        f"{committed} transactions, {lake.cuts} cuts, {lake.looks_back} looks back, {cluster.dumped_rows} rows dumped, "
         f"{cluster.net.calls} calls, "
         f"{loop.time() - begun_s:.6f} s, {cluster.trace.hexdigest()[:16]}"
     )

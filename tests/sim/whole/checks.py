@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+from typing import Any
 
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, State, checkpoint_of
@@ -18,6 +19,8 @@ from tests.sim.whole.workload import ACCOUNTS, COUNT
 
 _LOOK_EVERY_S = 0.25
 _ENDS_WITHIN_S = 180.0
+_GC_LEASE_S = 5.0
+"""A little more than the lease of a GC worker."""
 _GC_SAFE_POINT = b"/pd/7/gc/safe_point"
 
 
@@ -27,6 +30,9 @@ class Checks:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._checkpoint_ts = 0
+        self._term: Any = None
+        self._leads_since_s = 0.0
+        """Since when the same coordinator leads."""
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -74,8 +80,13 @@ class Checks:
                 and now_s < owning._lease.deadline
             ],
         }
+        terms = [
+            self._cluster.machines[name].parts["term"].term for name in leading["coordinators"]
+        ]
+        if terms and terms[0] is not self._term:
+            self._term, self._leads_since_s = terms[0], now_s
         # A GC worker's lease ends early when timestamps jump (`gcsafepoint.worker.election`).
-        if self._cluster.time_jumped:
+        if self._cluster.time_jumped or now_s < self._leads_since_s + _GC_LEASE_S:
             del leading["GC workers"]
         for who, names in leading.items():
             _expect(len(names) <= 1, f"{who} that lead: {names}")
@@ -158,12 +169,14 @@ class Checks:
             BrokenError: it does not.
         """
         cluster, lake = self._cluster, self._cluster.lakes[FEED]
-        last_ts = max((txn.commit_ts or 0 for txn in cluster.history.txns), default=0)
         deadline = asyncio.get_running_loop().time() + _ENDS_WITHIN_S
-        while lake.end_ts <= last_ts:
+        last_ts = await cluster.write_last()
+        while lake.end_ts < last_ts:
             now_s = asyncio.get_running_loop().time()
             _expect(now_s < deadline, f"the lake stands at {lake.end_ts}, not {last_ts}")
             await asyncio.sleep(_LOOK_EVERY_S)
+            # A pause may arrive when whoever asked for it has long gone on.
+            await cluster.resume()
         while cluster.dumps and not await cluster.dump_is_over():
             now_s = asyncio.get_running_loop().time()
             _expect(now_s < deadline, "the dump does not end")

@@ -1,9 +1,11 @@
 """Machines: each has a disk, a link to the metadata, and one daemon at a time."""
 
 import asyncio
+import itertools
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -132,18 +134,22 @@ def gc_worker(name: str) -> Opens:
 
 
 def capture(name: str, directory: Path) -> Opens:
-    """Opens a capture, which finds an empty directory: it is a cache."""
+    """Opens a capture, which finds an empty directory, as it is a cache: another one each time, as
+    what a killed process had open is not closed.
+    """
+    lives = itertools.count()
     config = CaptureConfig(
         addr=f"{name}:8300",
         flight_addr=f"{name}:8301",
         coordinator=PD,
-        data_dir=str(directory / name),
         memory_quota_bytes=64 << 20,
         stream_silence_seconds=5.0,
     )
 
     def opened() -> AbstractAsyncContextManager[Any]:
-        shutil.rmtree(config.data_dir, ignore_errors=True)
-        return open_capture(config, SecurityConfig())
+        home = directory / name
+        shutil.rmtree(home, ignore_errors=True)
+        life = replace(config, data_dir=str(home / str(next(lives))))
+        return open_capture(life, SecurityConfig())
 
     return opened

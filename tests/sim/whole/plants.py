@@ -7,12 +7,13 @@ from typing import Any
 from unittest.mock import patch
 
 import gcsafepoint.worker.election
+import server.capture.worker.splitting
 import server.store.identity
 from gcsafepoint.state.rules import GcState
 from gcsafepoint.worker.election import Move
 from server.capture.processor import ProcessorPosition
 from server.capture.safepoint import ChangefeedSafePoints
-from server.capture.worker.remote import Mirror
+from server.capture.worker.remote import Mirror, RemoteShare
 from server.coordinator.leadership.leadership import Leadership
 from server.coordinator.tso import Oracle
 from server.puller.tikv.frontier import Frontier
@@ -28,6 +29,7 @@ from storage.mvcc.gc import RangeGC
 _AHEAD = compose(10_000)
 _apply, _hold = Engine.apply, ChangefeedSafePoints.hold
 _read = SinkManager.read
+_divided, _add = server.capture.worker.splitting.divided, RemoteShare.add
 _take, _drop_expired, _init_range = Oracle.take, GcState.drop_expired, RangeGC.__init__
 _DAYS_S = 3 * 86400.0
 
@@ -90,6 +92,14 @@ def _never_back(self: Mirror, checkpoint_ts: int, _counts: int = 0) -> None:
     self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
 
 
+def _last_part_forgotten(span: Any, inside: Any, parts: int) -> Any:
+    return _divided(span, inside, parts)[: max(parts - 1, 1)]
+
+
+def _begun_too_late(self: RemoteShare, tables: Any, _start_ts: int) -> None:
+    _add(self, tables, self.resolved_ts())
+
+
 PLANTS: dict[str, tuple[Any, str, Any]] = {
     "founders": (server.store.identity, "_has_lost", _never_lost),
     "locks-ignored": (OpenLocks, "min_start_ts", lambda _self, _key: None),
@@ -112,6 +122,8 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
     "two-owners": (EtcdMeta, "campaign", _campaign_anyway),
     "two-collectors": (gcsafepoint.worker.election, "next_move", lambda *_: Move.CLAIM),
     "read-too-far": (SinkManager, "read", _read_too_far),
+    "part-forgotten": (server.capture.worker.splitting, "divided", _last_part_forgotten),
+    "moved-too-late": (RemoteShare, "add", _begun_too_late),
     "fastest-region": (
         Frontier,
         "resolved_ts",
@@ -120,9 +132,10 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
 }
 """Two stores take themselves for the first; resolved timestamps pass locks; what is answered is not
 durable; a safepoint of a day expires at once, a changefeed protects less than it needs, a store
-collects more than it may; a checkpoint is where rows can be read, or where a share was before tables came to it; timestamps follow a clock that
-jumps; leases are not looked at, or not respected; a range gives what came later, too; a table is
-complete when one of its regions is.
+collects more than it may; a checkpoint is where rows can be read, or where a share was before
+tables came to it; timestamps follow a clock that jumps; leases are not looked at, or not respected;
+a range gives what came later, too; of a table that is divided a part is missing; a capture that
+gets a table begins above the checkpoint; a table is complete when one of its regions is.
 """
 
 

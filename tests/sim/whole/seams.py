@@ -1,15 +1,21 @@
 """What a simulation puts in the place of a machine's network, disk and threads."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest.mock import patch
 
+import pyarrow.flight as fl
+from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
+
 import server.capture.daemon
+import server.capture.worker.combined
+import server.capture.worker.flight
+import server.capture.worker.moves
 import server.capture.worker.peers
 import server.coordinator.daemon
 import server.coordinator.term
@@ -21,13 +27,17 @@ import server.rpc.members
 import server.rpc.region_router
 import server.store.app
 import server.store.handover
+import sink.manager
 from gcsafepoint.worker.worker import GCWorker
-from server.capture.local import LocalProcessor
+from server.capture.worker.peers import PeerCapture
 from server.coordinator.term import CurrentTerm
 from sink.dispatcher import Dispatcher
+from sink.flight.documents import Ticket
+from sink.flight.server import _errors_cross_the_wire, _streamed
 from storage.defect import DefectError
 from storage.meta.client import EtcdMeta
-from tests.sim.process import current_process
+from tests.sim.process import current_process, in_process
+from tests.sim.threads import Condition, Submitted, wait
 from tests.sim.whole.transport import Net, SimChannel, SimServer
 
 _CONNECTING = (
@@ -54,8 +64,14 @@ _THREADS = (
 )
 
 
+_CONDITIONS = (server.capture.worker.combined, sink.manager)
+_SPLIT_EVERY_S = 8.0
+
+
 class Pool(Executor):
-    """Threads of the simulation: `VirtualLoop.run_in_executor` runs what is theirs."""
+    """Threads of executors: `VirtualLoop.run_in_executor` runs what is theirs in the loop, and
+    what a thread gives to others it does itself, one after the other.
+    """
 
     def __init__(self, workers: int = 1, *_: Any, **__: Any) -> None:
         self.workers = workers
@@ -63,7 +79,10 @@ class Pool(Executor):
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run it at once."""
         future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as err:  # noqa: BLE001 - as an executor does
+            future.set_exception(err)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -109,8 +128,13 @@ class _Seams:
         yield server.capture.daemon, "metadata_at", self.metadata
         yield server.capture.daemon, "serving_flight", self.flight
         yield server.capture.daemon, "lock", self.identity
-        yield server.capture.daemon, "_processors", _alone
         yield server.capture.daemon, "_shown", _unshown
+        yield from ((module, "threading", _CONDITIONED) for module in _CONDITIONS)
+        yield asyncio, "run_coroutine_threadsafe", Submitted
+        yield server.capture.worker.flight, "Waiting", NoWaiting
+        yield server.capture.worker.moves, "_SPLIT_EVERY_S", _SPLIT_EVERY_S
+        yield server.capture.worker.peers, "stub_at", self.stub
+        yield PeerCapture, "do_get", self.rows()
         yield server.capture.worker.peers, "_unreachable", self.unreachable
         yield Dispatcher, "start", lambda _: None
         yield DefectError, "__init__", self._noting_defects()
@@ -122,6 +146,20 @@ class _Seams:
     def channel(self, address: str, *_: Any, **__: Any) -> SimChannel:
         """In the place of `server.rpc.client.connect`."""
         return SimChannel(self._machines.net, address)
+
+    def stub(self, address: str, *_: Any, **__: Any) -> "BlockingStub":
+        """In the place of `server.capture.worker.pool.stub_at`."""
+        return BlockingStub(SimChannel(self._machines.net, address))
+
+    def rows(self) -> Any:
+        """In the place of `PeerCapture.do_get`."""
+
+        def do_get(peer: PeerCapture, ticket: fl.Ticket, timeout_s: float) -> FlightRows:
+            del timeout_s
+            here, there = self._here(), self._machines.machine(peer.record.id)
+            return FlightRows(self._machines.net, here.name, there, ticket)
+
+        return do_get
 
     def listener(self, *_: Any, **__: Any) -> SimServer:
         """In the place of `server.rpc.server.RpcServer`."""
@@ -186,14 +224,74 @@ def _since_boot_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _alone(_: Any, resources: Any) -> Any:
-    """A capture runs a changefeed by itself: others' shares are asked from threads, over Flight."""
-    return partial(LocalProcessor, resources)
-
-
 async def _unshown(_: Any) -> None:
     """The registry of metrics is one for all captures of this process."""
     await asyncio.Event().wait()
+
+
+_CONDITIONED = SimpleNamespace(**vars(threading) | {"Condition": Condition})
+
+
+class BlockingStub:
+    """Implements `WorkerServiceStub` for calls from threads."""
+
+    def __init__(self, channel: SimChannel) -> None:
+        self._stub = WorkerServiceStub(channel)
+
+    def __getattr__(self, method: str) -> Any:
+        call = getattr(self._stub, method)
+
+        def ask(request: Any, timeout: float | None = None, metadata: Any = None) -> Any:
+            return wait(call(request, timeout=timeout, metadata=metadata))
+
+        return ask
+
+
+class FlightRows:
+    """Implements `pyarrow.flight.FlightStreamReader`: the rows of one ticket from another machine,
+    as what is behind its Flight port gives them.
+    """
+
+    def __init__(self, net: Net, here: str, there: Any, ticket: fl.Ticket) -> None:
+        self._net, self._here, self._there = net, here, there
+        self._process = there.process
+        request = Ticket.parse(ticket.ticket)
+        self._cross()
+        with _errors_cross_the_wire("get"):
+            self.schema, batches = self._within(
+                there.feeds.read,
+                *(request.changefeed, request.table, request.start, request.end),
+                before=request.before,
+            )
+        self._batches = _streamed(batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        while (batch := self._within(next, self._batches, None)) is not None:
+            self._cross()
+            yield SimpleNamespace(data=batch)
+
+    def read_chunk(self) -> Any:
+        """See `FlightStreamReader`."""
+        return next(iter(self))
+
+    def _within(self, call: Any, *args: Any, **named: Any) -> Any:
+        return in_process(self._process).run(call, *args, **named)
+
+    def _cross(self) -> None:
+        """Let some time pass, and see that the other one is still there.
+
+        Raises:
+            FlightUnavailableError: it is not.
+        """
+        wait(self._passing())
+        there = self._there
+        is_there = there.process is self._process and there.is_up and there.feeds is not None
+        if not is_there or not self._net.reaches(self._here, there.name):
+            raise fl.FlightUnavailableError("Socket closed")
+
+    async def _passing(self) -> None:
+        await asyncio.sleep(self._net.quick())
+        await self._process.runs()
 
 
 class NoWaiting:

@@ -346,7 +346,7 @@ class SimChannel:
     ) -> Callable[..., Any]:
         """See `grpc.aio.Channel`."""
 
-        def call(request: Any, timeout: float | None = None, metadata: Any = None) -> Any:
+        def call(request: Any, timeout: float | None = None, metadata: Any = None, **_: Any) -> Any:
             del timeout
             codecs = request_serializer, response_deserializer
             return _StreamCall(self, method, [request], metadata, codecs)

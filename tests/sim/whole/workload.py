@@ -29,7 +29,8 @@ TRANSFERS = TableInfo.build(
 )
 COUNT, OPENING = 6, 100
 SPLIT_KEYS = ",".join(
-    record_key(table_id, number).hex() for table_id, number in ((101, 0), (101, 4), (102, 0))
+    record_key(table_id, number).hex()
+    for table_id, number in ((101, 3), (101, 5), (102, 8), (102, 20))
 )
 _DATABASE_ID = 1
 _PAUSE_S = (0.02, 1.2)
@@ -102,6 +103,19 @@ class Bank:
                         finally:
                             self._writing -= 1
             await asyncio.sleep(0.5)
+
+    async def write_one(self) -> None:
+        """Commit a row of an account, whatever else there is.
+
+        Raises:
+            TidemarkError: it did not work; try again.
+        """
+        async with client() as opened:
+            txn = await opened.begin()
+            writes: Writes = {("accounts", 1): {"balance": await self._balance(txn, 1)}}
+            for (table, number), row in writes.items():
+                await self._write(txn, table, number, row)
+            await self._commit(txn, self._txn(txn, writes))
 
     async def change(self) -> None:
         """A DDL: the transfers get a column, or are truncated."""
