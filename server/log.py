@@ -23,7 +23,7 @@ class LogConfig:
     """What is logged, and how."""
 
     log_level: str = setting("info", "debug, info, warning or error")
-    log_format: str = setting("json", "json or text")
+    log_format: str = setting("auto", "json, text, or auto: text on a terminal, else json")
 
     def checked(self) -> "LogConfig":
         """This configuration.
@@ -31,9 +31,9 @@ class LogConfig:
         Raises:
             ConfigError: an unknown level or format.
         """
-        if self.log_level not in _LEVELS or self.log_format not in ("json", "text"):
+        if self.log_level not in _LEVELS or self.log_format not in ("json", "text", "auto"):
             raise ConfigError(
-                f"--log-level is one of {', '.join(_LEVELS)}, --log-format json or text; "
+                f"--log-level is one of {', '.join(_LEVELS)}, --log-format json, text or auto; "
                 f"got {self.log_level!r} and {self.log_format!r}"
             )
         return self
@@ -80,12 +80,9 @@ def configure(config: LogConfig, daemon: str) -> None:
     """
     global _in_force  # noqa: PLW0603 - structlog's own settings are the process's, too
     _in_force = config.checked()
+    is_text = config.log_format == "text" or (config.log_format == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor
-    renderer = (
-        structlog.processors.JSONRenderer()
-        if config.log_format == "json"
-        else structlog.dev.ConsoleRenderer()
-    )
+    renderer = structlog.dev.ConsoleRenderer() if is_text else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
             _from_the_level_on,

@@ -1,15 +1,18 @@
-"""`tidemark config check|print-default|reference`: the file that daemons take by `--config`."""
+"""`tidemark config check|print-default|reference|schema`: the file that `--config` names."""
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, fields
+from typing import Any, Final
 
 from server.cli.arguments import Parser
 from server.cli.daemon import SECTIONS, SHARED, Settings
 from server.config import ConfigError, parse_document, section_faults
 from server.exit_status import EXIT_OK
+
+_TYPES: Final = {bool: "boolean", int: "integer", float: "number", str: "string"}
+"""JSON Schema's names."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -18,10 +21,13 @@ def run(argv: Sequence[str]) -> int:
     if arguments.verb == "check":
         print(_checked(arguments.file))
         return EXIT_OK
-    lines = _defaults if arguments.verb == "print-default" else _tables
     chosen = {
         name: section for name, section in sections().items() if arguments.section in (None, name)
     }
+    if arguments.verb == "schema":
+        print(json.dumps(schema(chosen), indent=2))
+        return EXIT_OK
+    lines = _defaults if arguments.verb == "print-default" else _tables
     print("\n\n".join("\n".join(lines(name, section)) for name, section in chosen.items()))
     return EXIT_OK
 
@@ -38,6 +44,7 @@ def config_parser() -> Parser:
     for name, text in (
         ("print-default", "a file with all settings, as they are without one"),
         ("reference", "all settings as Markdown tables"),
+        ("schema", "all settings as a JSON Schema, which editors check a file by"),
     ):
         verb = verbs.add_parser(name, help=text)
         verb.add_argument("section", nargs="?", choices=SECTIONS, help="only this one")
@@ -70,6 +77,36 @@ def sections() -> dict[str, type[Any]]:
     )
     shared = (SecurityConfig, RpcConfig, LogConfig)
     return dict(zip(SECTIONS, (*of_daemons, *shared), strict=True))
+
+
+def schema(chosen: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """What these sections of the file may have, by draft 2020-12 of JSON Schema."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Tidemark's configuration file",
+        **_object(
+            {
+                name: _object(
+                    {field.name.replace("_", "-"): _value(field) for field in fields(section)}
+                )
+                for name, section in chosen.items()
+            }
+        ),
+    }
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _value(field: Field[Any]) -> dict[str, Any]:
+    kind = type(field.default)
+    shown = {"description": field.metadata.get("help", ""), "default": field.default}
+    if kind in (int, float):
+        return {"type": _TYPES[kind], "minimum": field.metadata.get("least", 0), **shown}
+    if kind is tuple:
+        return {"type": "array", "items": {"type": "string"}, **shown}
+    return {"type": _TYPES[kind], **shown}
 
 
 def _checked(path: str) -> str:

@@ -103,7 +103,9 @@ class SparkConfig(JobSettings):
     until_ts: int = setting(0, "end, with status 0, once the lake is exactly at this TSO; 0: never")
     once: bool = setting(default=False, help_text="do not start the job again when it dies")
     progress_json: str = setting(
-        "", "file that the lines about each cut are appended to, besides standard output"
+        "",
+        "file that the lines about each cut are appended to, besides standard output, which has "
+        "none about cuts without rows",
     )
     http_addr: str = setting(HTTP_ADDRS["spark"], "/metrics, /healthz, /readyz")
 

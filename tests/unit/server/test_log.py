@@ -1,6 +1,8 @@
 """Logs: one JSON object a line on stderr, with the daemon's name; unknown settings are refused."""
 
 import json
+import os
+import sys
 
 import pytest
 import structlog
@@ -57,10 +59,22 @@ def test_text_is_for_people(capfd: pytest.CaptureFixture[str]) -> None:
     assert "region split" in capfd.readouterr().err
 
 
+def test_a_terminal_gets_text_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stderr, os.fdopen(master, "rb", buffering=0) as seen:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        configure(LogConfig(), "store")
+        structlog.get_logger().info("region split")
+        stderr.flush()
+        line = seen.read(4096).decode()
+    assert "region split" in line
+    assert not line.startswith("{")
+
+
 @pytest.mark.parametrize("config", [LogConfig(log_level="loud"), LogConfig(log_format="xml")])
 def test_unknown_settings_name_the_known_ones(config: LogConfig) -> None:
     with pytest.raises(
         ConfigError,
-        match="--log-level is one of debug, info, warning, error, --log-format json or text",
+        match="--log-level is one of debug, info, warning, error, --log-format json, text or auto",
     ):
         configure(config, "store")

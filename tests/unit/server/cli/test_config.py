@@ -1,5 +1,6 @@
 """`tidemark config`: what it prints is what daemons take."""
 
+import json
 import tomllib
 
 import pytest
@@ -18,6 +19,46 @@ def test_the_printed_file_is_valid_and_has_all_sections(tmp_path, capsys):
     assert list(tomllib.loads(path.read_text())) == list(SECTIONS)
     assert main.main(["config", "check", str(path)]) == 0
     assert "can be used" in capsys.readouterr().out
+
+
+TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+}
+
+
+def takes(schema, value):
+    """Whether a value is valid by the few words of JSON Schema that are used."""
+    if not isinstance(value, TYPES[schema["type"]]):
+        return False
+    if isinstance(value, dict):
+        known = schema["properties"]
+        return value.keys() <= known.keys() and all(
+            takes(known[key], each) for key, each in value.items()
+        )
+    if isinstance(value, list):
+        return all(takes(schema["items"], each) for each in value)
+    return value >= schema.get("minimum", value)
+
+
+def test_the_schema_takes_what_daemons_take_and_refuses_what_they_refuse(capsys):
+    assert main.main(["config", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert list(schema["properties"]) == list(SECTIONS)
+    assert main.main(["config", "print-default"]) == 0
+    assert takes(schema, tomllib.loads(capsys.readouterr().out))
+    for document in (
+        {"stores": {}},
+        {"store": {"data-dirs": ""}},
+        {"spark-keep": {"audit-rows-per-s": 0}},
+        {"pump": {"heartbeat-seconds": "soon"}},
+        {"log": {"log-level": 3}},
+    ):
+        assert not takes(schema, document), document
 
 
 def test_all_faults_of_a_section_are_told(tmp_path, capsys):
@@ -42,7 +83,7 @@ def test_faults_of_all_sections_are_told_and_where_they_are(tmp_path, capsys):
     ("section", "setting", "advice"),
     [
         ("log", 'log-level = "loud"', "--log-level is one of"),
-        ("log", 'log-format = "xml"', "--log-format json or text"),
+        ("log", 'log-format = "xml"', "--log-format json, text or auto"),
         ("rpc", 'rpc-engine = "twisted"', "--rpc-engine is one of"),
         ("rpc", "max-connections-per-address = 8193", "is from 0 to 8192"),
         ("gc-worker", "lease-seconds = 1", "--lease-seconds (1) must be at least 2"),
