@@ -23,7 +23,7 @@ import re
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -221,6 +221,22 @@ class Shared(NamedTuple):
     """None: each starts a Spark of its own."""
     turns: "Turns | None" = None
     """None: each starts when it likes."""
+
+
+class IdleCuts:
+    """Tells the lines about cuts without rows, which every few seconds a lake that nothing changes
+    is moved on by, from all others.
+    """
+
+    def __init__(self) -> None:
+        self._batch = -1
+
+    def is_about_one(self, line: Mapping[str, Any]) -> bool:
+        """Whether a line of a job is about such a cut; lines are given in their order."""
+        if "end_ts" in line and not line.get("rows"):
+            self._batch = line.get("batch", -1)
+            return True
+        return "progress" in line and line["progress"]["batch"] == self._batch
 
 
 class Turns:
@@ -446,6 +462,7 @@ async def _to_the_end(job: LakeJob, auditor: Auditor) -> None:
 @contextmanager
 def _lines_to(path: str) -> Iterator[Callable[[dict[str, Any]], None]]:
     outputs = [sys.stdout]
+    idle_cuts = IdleCuts()
     try:
         if path:
             outputs.append(Path(path).open("a", encoding="utf-8"))  # noqa: SIM115 - closed below, with the block
@@ -453,7 +470,7 @@ def _lines_to(path: str) -> Iterator[Callable[[dict[str, Any]], None]]:
         raise ConfigError(f"cannot write to --progress-json {path}: {err.strerror}") from err
 
     def write(document: dict[str, Any]) -> None:
-        for output in outputs:
+        for output in outputs[idle_cuts.is_about_one(document) :]:
             output.write(json.dumps(document) + "\n")
             output.flush()
 

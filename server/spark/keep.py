@@ -39,7 +39,7 @@ from server.spark.config import (
     check_conf,
     job_command,
 )
-from server.spark.job import Application, LakeJob, Shared, Turns, captures_reporter
+from server.spark.job import Application, IdleCuts, LakeJob, Shared, Turns, captures_reporter
 from storage.model.errors import TidemarkError
 
 APPLICATION_DIRECTORY = "_application"
@@ -266,8 +266,11 @@ class LakeJobSupervisor:
         auditor = Auditor(changefeed, audits)
         command = job_command(config, self._security)
 
+        idle_cuts = IdleCuts()
+
         def on_line(line: dict[str, Any]) -> None:
-            _show(changefeed, line)
+            if not idle_cuts.is_about_one(line):
+                _show(changefeed, line)
             auditor.take(line)
 
         self._application.formats.add(lake_format(target))

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError
@@ -57,6 +58,7 @@ _UI = {
     "spark.sql.ui.retainedExecutions": "100",
 }
 """Of Spark's web UI, where it is asked for."""
+_TRIGGER = "org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor"
 _OWN_CLASSES = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath"}
 """Classes of others, such as a file system's, may have to meet ours in one loader: Spark's own."""
 
@@ -104,7 +106,15 @@ def open_session(
     except (PySparkException, Py4JError, OSError) as err:
         raise SourceError("ErrSparkStart", f"Spark did not start: {err}", retryable=True) from err
     session.sparkContext.setLogLevel("WARN")
+    _silence_trigger(session)
     return session
+
+
+def _silence_trigger(session: SparkSession) -> None:
+    """Spark warns of each cut that takes longer than the trigger's interval, also of idle ones."""
+    log4j = java_classes(session).org.apache.logging.log4j
+    with suppress(Py4JError):  # a user's Spark may log by another library
+        log4j.core.config.Configurator.setLevel(_TRIGGER, log4j.Level.ERROR)
 
 
 def _jars(lake: str) -> list[Path]:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from server.spark import job
-from server.spark.job import LakeJob, LakeJobError, Turns
+from server.spark.job import IdleCuts, LakeJob, LakeJobError, Turns
 from storage.backoff import Backoff
 
 SAYS = "import sys; sys.stderr.write({!r}); sys.exit({})"
@@ -22,6 +22,21 @@ def supervised(script, told, *, once=False):
         on_line=lambda line: None,
         on_error=lambda error, again: told.append((error.code, error.message, again)),
     )
+
+
+def test_lines_about_cuts_without_rows_are_told_from_others():
+    lines = [
+        ({"ready": True}, False),
+        ({"batch": 0, "end_ts": 5, "rows": {"shop.a": 1}}, False),
+        ({"progress": {"batch": 0}}, False),
+        ({"batch": 1, "end_ts": 6, "rows": {}}, True),
+        ({"altered": "shop.a"}, False),
+        ({"progress": {"batch": 1}}, True),
+        ({"batch": 2, "end_ts": 7, "rows": {"shop.a": 2}}, False),
+        ({"progress": {"batch": 2}}, False),
+    ]
+    idle_cuts = IdleCuts()
+    assert [idle_cuts.is_about_one(line) for line, _ in lines] == [idle for _, idle in lines]
 
 
 @pytest.mark.parametrize(
