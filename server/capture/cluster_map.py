@@ -8,9 +8,10 @@ import asyncio
 import json
 import ssl
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from http.client import HTTPException
 from typing import Any, Final
 
 from kvproto import metapb_pb2, pdpb_pb2
@@ -37,15 +38,12 @@ def mapped_by(pd: PdClient, meta: Meta, security: SecurityConfig) -> ClusterMap:
 
     async def daemons() -> list[Row]:
         members, stores = await pd.members(), await pd.stores()
-        started = await asyncio.gather(
-            *(
-                asyncio.to_thread(_started_of, each.client_urls, security)
-                for each in members.members
-            )
+        statuses = await asyncio.gather(
+            *(asyncio.to_thread(_status_of, each.client_urls, security) for each in members.members)
         )
         leader = await read_leader(MetaRecords(meta))
         return [
-            *_coordinators(members, started),
+            *_coordinators(members, statuses),
             *map(_store, stores),
             *[row async for row in _pumps(meta)],
             *([_gc_worker(leader)] if leader else []),
@@ -54,27 +52,30 @@ def mapped_by(pd: PdClient, meta: Meta, security: SecurityConfig) -> ClusterMap:
     return daemons
 
 
-def _coordinators(members: pdpb_pb2.GetMembersResponse, started: Sequence[str]) -> Iterator[Row]:
-    for member, since in zip(members.members, started, strict=True):
+def _coordinators(
+    members: pdpb_pb2.GetMembersResponse, statuses: Sequence[Mapping[str, Any]]
+) -> Iterator[Row]:
+    for member, status in zip(members.members, statuses, strict=True):
         yield {
             "kind": "coordinator",
             "name": member.name,
             "address": ", ".join(member.client_urls),
             "role": "leader" if member.member_id == members.leader.member_id else "",
-            "version": member.binary_version,
-            "started": since,
+            "version": member.binary_version or str(status.get("version", "")),
+            "started": _time(status.get("start_timestamp", 0)),
         }
 
 
-def _started_of(urls: Sequence[str], security: SecurityConfig) -> str:
-    """When the coordinator behind the first URL that answers was started."""
+def _status_of(urls: Sequence[str], security: SecurityConfig) -> Mapping[str, Any]:
+    """What the coordinator behind the first URL that answers says of itself; else nothing."""
     for url in urls:
-        with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+        with suppress(OSError, ValueError, HTTPException):
             context = _https(security) if url.startswith("https:") else None
             request = urllib.request.Request(url + _STATUS)  # noqa: S310 - a coordinator's own URL
             with urllib.request.urlopen(request, timeout=_STATUS_S, context=context) as answer:  # noqa: S310
-                return _time(json.loads(answer.read(_STATUS_BYTES))["start_timestamp"])
-    return ""
+                status = json.loads(answer.read(_STATUS_BYTES))
+                return status if isinstance(status, dict) else {}
+    return {}
 
 
 def _https(security: SecurityConfig) -> ssl.SSLContext | None:
@@ -131,6 +132,6 @@ def _gc_worker(leader: Leader) -> Row:
 
 def _time(seconds: float) -> str:
     """As the page reads it; empty for 0, which says that it is not known."""
-    with suppress(OSError, ValueError, OverflowError):
+    with suppress(OSError, ValueError, OverflowError, TypeError):
         return datetime.fromtimestamp(seconds, UTC).isoformat() if seconds else ""
     return ""

@@ -165,9 +165,12 @@ def status_url():
 
     class Status(BaseHTTPRequestHandler):
         def do_GET(self):
+            if self.path.startswith("/no-http"):
+                self.wfile.write(b"nonsense\r\n")
+                return
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b'{"start_timestamp": 1700000000}')
+            self.wfile.write(b'{"start_timestamp": 1700000000, "version": "v8"}')
 
         def log_message(self, *_):
             pass
@@ -190,7 +193,7 @@ async def test_the_map_has_all_daemons_and_outlives_a_coordinator_that_is_away(s
             one, two = (
                 pdpb_pb2.Member(name=name, member_id=number, client_urls=[url])
                 for number, (name, url) in enumerate(
-                    (("one", "http://127.0.0.1:1"), ("two", status_url)), 1
+                    (("one", f"{status_url}/no-http"), ("two", status_url)), 1
                 )
             )
             return pdpb_pb2.GetMembersResponse(members=[one, two], leader=two)
@@ -219,6 +222,7 @@ async def test_the_map_has_all_daemons_and_outlives_a_coordinator_that_is_away(s
     ]
     started = [each["started"] for each in seen["daemons"]]
     assert started == ["", *["2023-11-14T22:13:20+00:00"] * 4]
+    assert [each["version"] for each in seen["daemons"]] == ["", "v8", "1", "", ""]
     [capture] = seen["captures"]
     assert (capture["is_draining"], capture["started"]) == (False, "")
     pd.is_away = True
