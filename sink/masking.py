@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark_tidemark.json_text import time_texts
 
 from storage.model.errors import InvalidError
 
@@ -124,7 +125,8 @@ def _texts(values: pa.Array) -> pa.Array:
     """What is hashed of each value, as bytes."""
     if pa.types.is_binary(values.type):
         return values
-    return values.cast(pa.string()).cast(pa.binary())
+    is_time = pa.types.is_timestamp(values.type)
+    return (time_texts(values) if is_time else values.cast(pa.string())).cast(pa.binary())
 
 
 def _has_one_text(kind: pa.DataType) -> bool:

@@ -5,7 +5,7 @@ Transaction t (from 1) has `txn_rows` rows of one table and commits at `base_ts 
 the busy tables take turns, the others never have rows. A table's first rows insert its keys, later
 ones update keys in an order that visits all of them, or insert others, whose keys ascend or are
 random; of a dumped table the first rows are updates, too, in as many cuts as readers like. A row is
-about 200 bytes in 8 columns.
+about 200 bytes in 9 columns.
 """
 
 import base64
@@ -33,6 +33,7 @@ SCHEMA = pa.schema(
         ),
         *(("id", pa.int64()), ("a", pa.int64()), ("b", pa.float64()), ("c", pa.decimal128(12, 2))),
         *(("d", pa.timestamp("us")), ("e", pa.string()), ("f", pa.string()), ("g", pa.int32())),
+        ("h", pa.timestamp("us", "UTC")),
     ]
 )
 _SCHEMA_TEXT = base64.b64encode(SCHEMA.serialize().to_pybytes()).decode()
@@ -194,5 +195,6 @@ class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untype
                 pa.array(number, pa.timestamp("us")),
             ),
             *(text, text, pa.array((number % 1000).astype(np.int32))),
+            pa.array(transaction * 1_000, pa.timestamp("us", "UTC")),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

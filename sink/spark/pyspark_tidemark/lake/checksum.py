@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_tidemark.json_text import time_texts
+
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 _SEPARATOR, _NULL = b"\x1f", b"\x00\x1e"
@@ -21,9 +23,6 @@ _CHUNK_ROWS = 8192
 # of text; each byte is a few 64-bit numbers for a moment, which fit a core's caches
 _CHUNK_BYTES = 1 << 17
 _MASK = (1 << 64) - 1
-_INSTANT = pa.timestamp("us", "UTC")
-_FIRST_US, _END_US = -62_135_596_800_000_000, 253_402_300_800_000_000
-"""Of the years 1 to 9999."""
 
 
 def checksum(batches: Iterable[Any]) -> tuple[int, int]:
@@ -67,18 +66,8 @@ def _parts(texts: Any) -> Iterator[Any]:
 def _text(column: Any) -> Any:
     if pa.types.is_binary(column.type):
         return column
-    if column.type == _INSTANT and _has_plain_years(column):
-        # The same text: Arrow's own for instants takes twenty times as long.
-        text = pc.cast(pc.cast(column, pa.timestamp("us")), pa.string())
-        return pc.binary_join_element_wise(text, "Z", "").cast(pa.binary())
-    return column.cast(pa.string()).cast(pa.binary())
-
-
-def _has_plain_years(instants: Any) -> bool:
-    """Whether all are in years of four digits, or null."""
-    ends = pc.min_max(instants.cast(pa.int64()))
-    low, high = ends["min"].as_py(), ends["max"].as_py()
-    return low is None or bool(low >= _FIRST_US and high < _END_US)
+    texts = time_texts(column) if pa.types.is_timestamp(column.type) else column.cast(pa.string())
+    return texts.cast(pa.binary())
 
 
 def _polynomials(texts: Any) -> Any:

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.lake import checksum as module
 from pyspark_tidemark.lake.checksum import checksum
@@ -94,20 +94,6 @@ def test_texts_become_polynomials_of_their_bytes(texts, skipped):
         sum((byte + 1) * base**at for at, byte in enumerate(text)) % (1 << 64)
         for text in texts[skipped:]
     ]
-
-
-INSTANTS_US = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(module._FIRST_US, module._END_US)
-
-
-@given(st.lists(st.none() | INSTANTS_US, max_size=5))
-@example([module._FIRST_US, module._END_US - 1])
-@example([module._FIRST_US - 1])
-@example([module._END_US])
-def test_an_instant_has_the_text_that_arrow_gives_it(instants):
-    column = pa.array(instants, pa.timestamp("us", "UTC"))
-    text = column.cast(pa.string()).cast(pa.binary())
-    assert module._text(column).equals(text)
-    assert module._text(pa.chunked_array([column])).combine_chunks().equals(text)
 
 
 def test_the_value_is_as_written_down():

@@ -8,9 +8,9 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from pyspark_tidemark.json_text import objects, values
+from pyspark_tidemark.json_text import END_US, FIRST_US, objects, time_texts, values
 
 TEXTS = st.lists(st.none() | st.text(st.characters(codec="utf-8")), max_size=20)
 BLOBS = st.lists(st.none() | st.binary(max_size=20), max_size=20)
@@ -71,3 +71,16 @@ def test_an_object_names_every_column_and_has_null_for_nothing():
         {'a"b': 1, "c": None},
         {'a"b': None, "c": "x"},
     ]
+
+
+INSTANTS_US = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(FIRST_US, END_US)
+
+
+@given(st.lists(st.none() | INSTANTS_US, max_size=5))
+@example([FIRST_US, END_US - 1])
+@example([FIRST_US - 1])
+@example([END_US])
+def test_an_instant_has_the_text_that_arrow_gives_it(instants):
+    column = pa.array(instants, pa.timestamp("us", "UTC"))
+    assert time_texts(column).equals(column.cast(pa.string()))
+    assert time_texts(pa.chunked_array([column])).combine_chunks().equals(column.cast(pa.string()))
