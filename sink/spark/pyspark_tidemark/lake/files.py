@@ -10,9 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from pyspark_tidemark.errors import SourceError
+
+_SAMPLES, _SAMPLE_ROWS = 16, 128
+_MOST_DISTINCT = 0.95
+"""Of all values of a sample, of a column that gets a dictionary."""
 
 
 class Files(Protocol):
@@ -132,3 +138,20 @@ def file_system(path: str) -> tuple[Any, str]:
         return pafs.LocalFileSystem(), path
     system, inside = pafs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
     return system, inside
+
+
+def repeating_columns(rows: Any) -> list[str]:
+    """The columns of a new Parquet file that get a dictionary: those with values that come again,
+    by a sample of its first rows (pyarrow.Table).
+    """
+    # To look up each value of a column in which none comes again took half of what a file costs,
+    # and made it larger.
+    last = max(0, len(rows) - _SAMPLE_ROWS)
+    places = sorted({last * number // (_SAMPLES - 1) for number in range(_SAMPLES)})
+    sample = pa.concat_tables([rows.slice(place, _SAMPLE_ROWS) for place in places])
+    most = _MOST_DISTINCT * len(sample)
+    return [
+        name
+        for name, column in zip(sample.column_names, sample.columns, strict=True)
+        if pa.types.is_nested(column.type) or pc.count_distinct(column, mode="all").as_py() <= most
+    ]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
+from pyspark_tidemark.lake.files import repeating_columns
 from pyspark_tidemark.lake.parquet import target as changelog
 from pyspark_tidemark.lake.parquet.target import CUT, ChangelogTarget, timestamps
 
@@ -65,3 +66,31 @@ def test_a_directory_of_somebody_else_among_the_cuts_is_told_by_name(tmp_path):
         assert not told.value.retryable
         strange.rmdir()
     assert target.position(table) is None
+
+
+def test_only_columns_whose_values_come_again_get_a_dictionary(tmp_path):
+    count = 100_000
+    columns = {
+        "same": pa.array(["a"] * count),
+        "number": pa.array(range(count)),
+        "late": pa.array([*range(90_000), *[0] * 10_000]),
+        "null": pa.nulls(count, pa.string()),
+        "truth": pa.array([False, True] * (count // 2)),
+        "list.of": pa.array([[number] for number in range(count)]),
+        "a.b": pa.array([f"x{number % 100}" for number in range(count)]),
+    }
+    rows = pa.table(columns)
+    repeating = repeating_columns(rows)
+    assert repeating == ["same", "late", "null", "truth", "list.of", "a.b"]
+    assert repeating_columns(rows.slice(0, 1)) == ["list.of"]
+    assert repeating_columns(rows.slice(0, 0)) == list(columns)
+    pq.write_table(rows, tmp_path / "file", use_dictionary=repeating)
+    assert pq.read_table(tmp_path / "file").equals(rows)
+    group = pq.ParquetFile(tmp_path / "file").metadata.row_group(0)
+    with_dictionary = {
+        group.column(at).path_in_schema
+        for at in range(group.num_columns)
+        if group.column(at).has_dictionary_page
+    }
+    assert with_dictionary >= {"same", "late", "a.b"}
+    assert "number" not in with_dictionary

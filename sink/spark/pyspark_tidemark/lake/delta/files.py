@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake import roaring
-from pyspark_tidemark.lake.files import file_system
+from pyspark_tidemark.lake.files import file_system, repeating_columns
 from pyspark_tidemark.lake.keys import Kept, places_of
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull, met
 from pyspark_tidemark.lake.schema import VALID_TO, fitted
@@ -355,12 +355,16 @@ class NewFile:
         self._pending = []
         if not len(rows):
             return
-        schema = self._layout.stored
+        stored = pa.Table.from_arrays(rows.columns, schema=self._layout.stored)
         if self._writer is None:
             self._writer = pq.ParquetWriter(
-                self._path, schema, filesystem=self._system, compression="zstd"
+                self._path,
+                stored.schema,
+                filesystem=self._system,
+                compression="zstd",
+                use_dictionary=repeating_columns(stored),
             )
-        self._writer.write_table(pa.Table.from_arrays(rows.columns, schema=schema))
+        self._writer.write_table(stored)
         self._rows += len(rows)
         self._ends = hull(self._ends, extent(rows, self._columns))
         for name in self._columns:

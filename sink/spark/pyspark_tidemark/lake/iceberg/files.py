@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
-from pyspark_tidemark.lake.files import file_system, is_on_disk, sync
+from pyspark_tidemark.lake.files import file_system, is_on_disk, repeating_columns, sync
 from pyspark_tidemark.lake.fold import FIRST_OP
 from pyspark_tidemark.lake.iceberg.partitions import UNPARTITIONED, Partition, Partitioning
 from pyspark_tidemark.lake.iceberg.storage import Storage, is_s3
@@ -127,9 +127,10 @@ class _File:
         if not self._pending:
             return
         with self._layout.storage.errors_named(self._path):
+            rows = pa.concat_tables(self._pending)
             if self._writer is None:
-                self._writer = self._opened()
-            self._writer.write_table(pa.concat_tables(self._pending))
+                self._writer = self._opened(repeating_columns(rows))
+            self._writer.write_table(rows)
         self._pending, self.pending_bytes = [], 0
 
     def close(self) -> list[Written]:
@@ -144,13 +145,15 @@ class _File:
                 sync(file_system(self._path)[1])
         return [Written(self._path, self._deletes, size, self._partition)]
 
-    def _opened(self) -> Any:
+    def _opened(self, repeating: list[str]) -> Any:
         system, path = self._layout.storage.open(self._path)
         # S3 has no directories, and would get an empty object for one.
         if not is_s3(self._path):
             system.create_dir(path.rpartition("/")[0], recursive=True)
         self._sink = system.open_output_stream(path)
-        return pq.ParquetWriter(self._sink, self._schema, compression="zstd")
+        return pq.ParquetWriter(
+            self._sink, self._schema, compression="zstd", use_dictionary=repeating
+        )
 
 
 class _PartitionFiles:

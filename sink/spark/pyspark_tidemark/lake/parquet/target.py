@@ -17,6 +17,7 @@ Invariant: however large a cut is, one row group of it is in memory (`write_part
 import base64
 import dataclasses
 import io
+import itertools
 import re
 import shutil
 import tempfile
@@ -43,7 +44,14 @@ from pyspark_tidemark.lake.changes import Changes, Counted
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.cut_record import Shown
 from pyspark_tidemark.lake.cut_tasks import Part, check_arrived, check_mounted
-from pyspark_tidemark.lake.files import Files, LocalFiles, file_system, sync, sync_place
+from pyspark_tidemark.lake.files import (
+    Files,
+    LocalFiles,
+    file_system,
+    repeating_columns,
+    sync,
+    sync_place,
+)
 from pyspark_tidemark.lake.format import APPEND
 from pyspark_tidemark.lake.hadoop import HadoopFiles, move, remove
 from pyspark_tidemark.lake.manifest import Manifest
@@ -378,8 +386,10 @@ def _widest(path: str, chosen: Sequence[int]) -> StructType:
 def write_part(changes: Changes, file: Any) -> Counted:
     """Write all rows of a cut, or none, to a path or a binary file; they come in commit order."""
     rows, total = 0, 0
-    with pq.ParquetWriter(file, with_field_ids(changes.table)) as writer:
-        for group in _row_groups(changes):
+    schema, groups = with_field_ids(changes.table), _row_groups(changes)
+    first = next(groups, schema.empty_table())
+    with pq.ParquetWriter(file, schema, use_dictionary=repeating_columns(first)) as writer:
+        for group in itertools.chain([first] if len(first) else [], groups):
             writer.write_table(group)
             group_rows, group_sum = checksum([group])
             rows, total = rows + group_rows, total + group_sum
