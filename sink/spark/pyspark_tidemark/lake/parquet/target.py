@@ -387,9 +387,12 @@ def write_part(changes: Changes, file: Any) -> Counted:
     """Write all rows of a cut, or none, to a path or a binary file; they come in commit order."""
     rows, total = 0, 0
     schema, groups = with_field_ids(changes.table), _row_groups(changes)
-    first = next(groups, schema.empty_table())
-    with pq.ParquetWriter(file, schema, use_dictionary=repeating_columns(first)) as writer:
-        for group in itertools.chain([first] if len(first) else [], groups):
+    first = list(itertools.islice(groups, 1))
+    repeating = repeating_columns(first[0]) if first else []
+    groups = itertools.chain(first, groups)
+    del first  # it must not stay in memory beside the others
+    with pq.ParquetWriter(file, schema, use_dictionary=repeating) as writer:
+        for group in groups:
             writer.write_table(group)
             group_rows, group_sum = checksum([group])
             rows, total = rows + group_rows, total + group_sum
