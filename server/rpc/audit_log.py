@@ -26,7 +26,7 @@ _SAID: Final = {OK: "call changed something", BEGUN: "call changes something"}
 _client_name: ContextVar[str] = ContextVar("client", default="")
 """Of the call that this task answers, as the file of clients has it."""
 
-_log = structlog.get_logger("audit")
+_log = structlog.get_logger(__name__)
 
 
 def set_client(name: str) -> None:
@@ -65,6 +65,7 @@ def log_change(method: str, request: Any, outcome: str, peer: str, client: str =
     of = next((text for name in _OBJECTS if (text := str(getattr(request, name, "")))), "")
     _log.info(
         _SAID.get(outcome, "call was refused"),
+        logger="audit",
         method=method,
         of=of[:_SHOWN_MAX],
         peer=peer,

@@ -47,8 +47,9 @@ async def test_a_call_is_logged_with_who_what_and_its_outcome():
     with structlog.testing.capture_logs() as lines:
         assert await audited(pause, METHOD)(REQUEST, Context()) == "paused"
     [line] = lines
-    shown = {name: line[name] for name in ("method", "of", "peer", "client", "outcome")}
+    shown = {name: line[name] for name in ("logger", "method", "of", "peer", "client", "outcome")}
     assert shown == {
+        "logger": "audit",
         "method": "PauseChangefeed",
         "of": "orders",
         "peer": "ipv4:10.0.0.7:5",
