@@ -49,7 +49,7 @@ class JobSettings:
     partition_by: str = setting(
         "",
         "partitions of tables, as 'shop.orders=days(created_at),bucket(16,id); shop.*=region'; the "
-        "first rule that fits a table counts",
+        "first rule that fits a table counts; of Delta's tables columns only",
     )
     write: str = setting(
         "auto",

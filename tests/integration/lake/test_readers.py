@@ -13,6 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
+from pyspark_tidemark.lake.delta.files import written
+from pyspark_tidemark.lake.delta.log import Listing, commit_on_disk, creation
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.maintenance import KeptCuts
@@ -251,6 +253,46 @@ def test_engines_read_delta_tables_as_far_as_they_know_their_features(spark, tmp
         engine: dict.fromkeys(NAMES, EQUAL) | refused for engine, refused in DELTA[vectors].items()
     }
     check(tmp_path, feed, lambda name: f"{root}/{name.replace('.', '/')}", kept(root), expected)
+
+
+PARTITION_TEXTS = [
+    "日é'\\\"\n",
+    "a/b=c %20 +:?#&;",
+    " ",
+    "..",
+    "%",
+    "null",
+    "\x7f\x01{*[^]}",
+    "x\u2028y",
+]
+
+
+def test_engines_read_each_value_that_partitions_a_delta_table(tmp_path):
+    """Without Spark: each table has partitions by a column of one type."""
+    engines = ("delta_rs", "delta_rs_pyarrow", "polars_delta")
+    types = TYPES | {"s": (pa.string(), PARTITION_TEXTS)}
+    rows = {}
+    for name, (kind, values) in types.items():
+        if pa.types.is_floating(kind) or pa.types.is_binary(kind):
+            continue
+        schema = pa.schema([("id", pa.int64()), (name, kind)])
+        rows[name] = [{"id": key, name: value} for key, value in enumerate([None, *values])]
+        root = tmp_path / name
+        (root / "_delta_log").mkdir(parents=True)
+        nothing = Listing.before_the_first(str(root))
+        made = creation(schema, {}, {"delta.enableDeletionVectors": "false"}, [name])
+        files = written(nothing.after(made).layout, pa.Table.from_pylist(rows[name], schema))
+        assert len(files) == len(rows[name])
+        assert commit_on_disk(str(root), 0, [*made, *files])
+    jobs = [(engine, name) for name in rows for engine in engines]
+    asked = [
+        {"engine": engine, "path": str(tmp_path / name), "version": None} for engine, name in jobs
+    ]
+    for (engine, name), answer in zip(jobs, by_engines(tmp_path, asked), strict=True):
+        if engine == "delta_rs_pyarrow" and name in ("dec", "small"):
+            assert "not a valid decimal" in answer, f"{engine} reads negative fractions now"
+        else:
+            assert plain(answer) == plain(rows[name]), (engine, name)
 
 
 def kept(root):

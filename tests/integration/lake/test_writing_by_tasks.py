@@ -29,6 +29,8 @@ LAKES = (
     "iceberg?mode=append",
     "iceberg?mode=upsert&partition-by=bank.accounts=truncate(50,balance),bucket(2,id);*.*=amount",
     "iceberg?mode=append&partition-by=*.*=_op",
+    "delta?mode=upsert&partition-by=bank.accounts=balance;*.*=amount,k2",
+    "delta?mode=append&partition-by=*.*=_op",
     "parquet?mode=append",
 )
 

@@ -203,7 +203,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         default="",
         help=(
             "partitions of tables, as 'shop.orders=days(created_at),bucket(16,id); shop.*=region'; "
-            "the first rule that fits a table counts"
+            "the first rule that fits a table counts; of Delta's tables columns only"
         ),
     )
     add(

@@ -34,6 +34,7 @@ _PERMANENT_CODES: Final = frozenset(
         "ErrCredentials",
         "ErrKeyValueUnsupported",
         "ErrOptionInvalid",
+        "ErrPartitionUnsupported",
         "ErrRangeCleaned",
         "ErrRangeCrossesDdl",
         "ErrSchemaIncompatible",

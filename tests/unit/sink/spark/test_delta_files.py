@@ -32,7 +32,11 @@ LAKE = pa.schema([SCHEMA.field(name) for name in COLUMNS])
 KEPT = Kept(1 << 20)
 
 
-def layout_of(root, *, vectors=True):
+PARTITIONS = st.sampled_from([(), ("v",), ("b",), ("b", "v"), ("b", "a")])
+"""Of none, of what changes, of a part of the key and beside, of the whole key."""
+
+
+def layout_of(root, *, vectors=True, partitions=()):
     """As after a renaming: files call the columns otherwise."""
     return Layout(
         str(root),
@@ -40,6 +44,7 @@ def layout_of(root, *, vectors=True):
         {name: f"col-{name}" for name in COLUMNS},
         {name: n for n, name in enumerate(COLUMNS, 1)},
         vectors,
+        partitions,
     )
 
 
@@ -53,19 +58,33 @@ def cut(listing, rows):
 
 
 def compacted(listing, numbers):
-    """With these files joined, by their place in the listing: names are random,
-    and examples must not be.
+    """With these files joined within their partitions, by their place in the listing: names are
+    random, and examples must not be.
     """
-    files = [file for number, file in enumerate(listing.files.values()) if number in numbers]
-    actions = joined(listing.layout, files)
+    chosen = [file for number, file in enumerate(listing.files.values()) if number in numbers]
+    groups = files.by_partition(chosen)
+    actions = [action for group in groups for action in joined(listing.layout, group)]
     assert not any(told["dataChange"] for action in actions for told in action.values())
     return listing.after(json.loads(json.dumps(actions)))
+
+
+def whole(layout, add):
+    """All rows of a file, with what the log says of its partition."""
+    values = add["partitionValues"]
+    assert list(values) == [f"col-{name}" for name in layout.partitions]
+    assert add["path"].startswith("".join(f"{name}={text}/" for name, text in values.items()))
+    # Not `read_table`, which would take columns from the directory's name.
+    rows = pq.ParquetFile(f"{layout.root}/{add['path']}").read()
+    for name, text in values.items():
+        value = text if name == "col-b" else int(text)
+        rows = rows.append_column(name, pa.repeat(value, len(rows)))
+    return rows.select([f"col-{name}" for name in COLUMNS]).rename_columns(COLUMNS)
 
 
 def shown(listing):
     found = []
     for file in listing.files.values():
-        rows = pq.read_table(f"{listing.layout.root}/{file.add['path']}").rename_columns(COLUMNS)
+        rows = whole(listing.layout, file.add)
         gone = DeletionVectors(listing.layout.root).read(file.add.get("deletionVector"))
         assert len(gone) < len(rows) == json.loads(file.add["stats"])["numRecords"]
         assert json.loads(file.add["stats"])["tightBounds"] == (len(gone) == 0)
@@ -74,20 +93,22 @@ def shown(listing):
     return {(row["a"], row["b"]): row for row in found}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=100)
 @given(
     HISTORIES,
     st.sets(st.integers(1, 12), max_size=5),
     st.sets(st.integers(0, 5)),
-    st.booleans(),
+    st.tuples(st.booleans(), PARTITIONS),
     st.data(),
 )
 def test_any_history_in_any_cuts_any_files_joined_and_then_rows_of_a_dump_equal_the_replay(
-    history, ends, told, vectors, data
+    history, ends, told, layout, data
 ):
+    vectors, partitions = layout
     rows = changes_of(history)
     with tempfile.TemporaryDirectory() as root:
-        listing, start = Listing(0, layout_of(root, vectors=vectors), {}, 0.0), 0
+        layout = layout_of(root, vectors=vectors, partitions=partitions)
+        listing, start = Listing(0, layout, {}, 0.0), 0
         for end in (*sorted(ends), 99):
             listing = cut(listing, [row for row in rows if start < row["_commit_ts"] <= end])
             start = end
@@ -102,7 +123,12 @@ def test_any_history_in_any_cuts_any_files_joined_and_then_rows_of_a_dump_equal_
             assert shown(before) == shown(listing) == held, (
                 "readers of the version before still read it"
             )
-            assert len(listing.files) == len(before.files) - max(0, len(chosen) - 1)
+            groups = {
+                tuple(file.partition.values())
+                for number, file in enumerate(before.files.values())
+                if number in chosen
+            }
+            assert len(listing.files) == len(before.files) - len(chosen) + len(groups)
             assert not any(
                 file.masked for path, file in listing.files.items() if path not in before.files
             )
@@ -172,7 +198,7 @@ def test_a_file_joined_in_pieces_tells_the_bounds_and_nulls_of_all_of_them(tmp_p
 
 
 def test_files_from_before_columns_changed_are_joined_as_the_table_is_now(tmp_path):
-    old = {"path": "old%20one.parquet", "size": 1}
+    old = {"path": "old%20one.parquet", "size": 1, "partitionValues": {}}
     gone = pa.table(
         {"col-a": pa.array([1, 2], pa.int32()), "left": ["x", "y"], "col-b": ["1", "2"]}
     )

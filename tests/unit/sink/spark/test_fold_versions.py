@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.delta.files import DeletionVectors, Layout, joined, pieces
+from pyspark_tidemark.lake.delta.files import DeletionVectors, Layout, by_partition, joined, pieces
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.modes import replaced, searched
 from pyspark_tidemark.lake.fold import endings, versions
@@ -38,8 +38,9 @@ def expected(rows):
     return sorted(found, key=repr)
 
 
-def empty_table(root):
-    return Listing(0, Layout(str(root), LAKE, {name: name for name in LAKE.names}, {}), {}, 0.0)
+def empty_table(root, partitions=()):
+    names = {name: name for name in LAKE.names}
+    return Listing(0, Layout(str(root), LAKE, names, {}, partitions=partitions), {}, 0.0)
 
 
 def cut(listing, rows):
@@ -61,20 +62,27 @@ def shown(listing):
 
 
 @settings(deadline=None, max_examples=60)
-@given(HISTORIES, st.sets(st.integers(1, 12), max_size=5), st.sets(st.integers(0, 5)), st.data())
+@given(
+    HISTORIES,
+    st.sets(st.integers(1, 12), max_size=5),
+    st.sets(st.integers(0, 5)),
+    st.sampled_from([(), ("is_current",), ("v",), ("b", "is_current")]),
+    st.data(),
+)
 def test_any_history_in_any_cuts_and_then_rows_of_a_dump_have_the_versions_of_the_whole(
-    history, ends, told, data
+    history, ends, told, partitions, data
 ):
     rows = changes_of(history)
     with tempfile.TemporaryDirectory() as root:
-        listing, start = empty_table(root), 0
+        listing, start = empty_table(root, partitions), 0
         for end in (*sorted(ends), 99):
             listing = cut(listing, [row for row in rows if start < row["_commit_ts"] <= end])
             start = end
             assert shown(listing) == expected([row for row in rows if row["_commit_ts"] <= end])
             ended = data.draw(st.booleans())
             files = [file for file in listing.files.values() if file.ended is ended]
-            listing = listing.after(joined(listing.layout, files))
+            for group in by_partition(files):
+                listing = listing.after(joined(listing.layout, group))
         envelope = {"_op": "update", "_commit_ts": 100, "_start_ts": 99, "_seq": 0}
         chunk = [{**envelope, "a": key, "b": f"k{key}", "v": -key} for key in sorted(told)]
         assert shown(cut(listing, chunk)) == expected(rows + chunk)

@@ -18,6 +18,7 @@ from typing import Final
 
 from pyspark_tidemark.lake.format import (
     APPEND,
+    COLUMNS,
     SCD2,
     SOFT_DELETE,
     UPSERT,
@@ -43,6 +44,7 @@ DELTA: Final = LakeFormat(
     entry_point="pyspark_tidemark.lake.delta.target:DeltaConnector",
     tasks_write=True,
     tasks_write_remotely=True,
+    partitions=COLUMNS,
     jars=Jars("io.delta:delta-spark_4.2_2.13:4.4.0", _DIGESTS),
     session={
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -15,10 +15,11 @@ from typing import Any
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 
 from pyspark_tidemark.column_metadata import COLUMN_ID
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.columns import with_columns
 from pyspark_tidemark.lake.compaction import MOST_BYTES
-from pyspark_tidemark.lake.delta.files import DataFile, all_removed, joined
+from pyspark_tidemark.lake.delta.files import DataFile, all_removed, by_partition, joined
 from pyspark_tidemark.lake.delta.log import (
     FIELD_ID,
     MAPPING,
@@ -30,7 +31,7 @@ from pyspark_tidemark.lake.delta.log import (
     needs_mapping,
     with_features,
 )
-from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables, identified
+from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables, identified, partitioned
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
 from pyspark_tidemark.lake.soft_delete import mark_all
 
@@ -69,6 +70,7 @@ def evolved(
     """
     schema = json.loads(metadata["schemaString"])
     configuration, features = dict(metadata["configuration"]), []
+    _check_partitions(metadata["partitionColumns"], change)
     fields = schema["fields"]
     if change.renamed or change.dropped or needs_mapping(field.name for field in change.added):
         fields = _mapped(fields, configuration)
@@ -92,7 +94,13 @@ def evolved(
     ]
     fields += [_added(field, configuration) for field in change.added if not change.filled]
     schema["fields"] = [_identified(field, change.ids) for field in fields]
-    changed = {**metadata, "schemaString": json.dumps(schema), "configuration": configuration}
+    partitions = [new_names.get(name, name) for name in metadata["partitionColumns"]]
+    changed = {
+        **metadata,
+        "schemaString": json.dumps(schema),
+        "configuration": configuration,
+        "partitionColumns": partitions,
+    }
     able = with_features(protocol, features)
     return [
         *([] if able == protocol else [{"protocol": able}]),
@@ -116,8 +124,26 @@ def _with_rows(listing: Listing, change: SchemaChange) -> Actions:
         widens_files=not widens_rows,
     )
     layout = listing.after(actions).layout
-    parts = [[file for file in files if file.ended is ended] for ended in (False, True)]
+    parts = [
+        [file for file in group if file.ended is ended]
+        for group in by_partition(files)
+        for ended in (False, True)
+    ]
     return [*actions, *(action for part in parts for action in joined(layout, part, change.filled))]
+
+
+def _check_partitions(columns: Sequence[str], change: SchemaChange) -> None:
+    """See that no column goes that partitions the table: its values are nowhere but in the log.
+
+    Raises:
+        SourceError: ErrPartitionUnsupported.
+    """
+    if gone := [name for name in columns if name in change.dropped]:
+        raise SourceError(
+            "ErrPartitionUnsupported",
+            f"the table is partitioned by {', '.join(gone)}, which is to be dropped: start a new "
+            "changefeed and target, or use --schema-evolution ignore",
+        )
 
 
 def _size(files: Sequence[DataFile]) -> int:
@@ -182,7 +208,9 @@ def begin_anew(tables: DeltaTables, table: TableMeta) -> None:
     cuts before it show the earlier versions.
     """
     name, schema = table.name, lake_schema(table)
-    if tables.change(name, lambda listing: _begun_anew(listing, schema, table.column_ids)):
+    partitions = tables.partitions_anew(name, schema)
+    ids = table.column_ids
+    if tables.change(name, lambda listing: _begun_anew(listing, schema, ids, partitions)):
         return
     if needs_mapping(schema.names):
         _set(tables, name, MAPPING)
@@ -191,12 +219,18 @@ def begin_anew(tables: DeltaTables, table: TableMeta) -> None:
     empty_frame = identified(
         tables.session(name).createDataFrame([], from_arrow_schema(schema)), table.column_ids
     )
-    writer = empty_frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-    tables.save(name, writer)
+    writer = partitioned(empty_frame, partitions).mode("overwrite")
+    tables.save(name, writer.option("overwriteSchema", "true"))
 
 
-def _begun_anew(listing: Listing, schema: Any, ids: Mapping[str, int]) -> Actions:
-    bare = {**listing.metadata, "schemaString": json.dumps({"type": "struct", "fields": []})}
+def _begun_anew(
+    listing: Listing, schema: Any, ids: Mapping[str, int], partitions: Sequence[str]
+) -> Actions:
+    bare = {
+        **listing.metadata,
+        "schemaString": json.dumps({"type": "struct", "fields": []}),
+        "partitionColumns": list(partitions),
+    }
     columns = evolved(bare, listing.protocol, SchemaChange(added=tuple(schema), ids=ids))
     return [*all_removed(listing.files.values()), *columns]
 

@@ -5,7 +5,8 @@ From the log's side first: a `DataFile` is a file that a version shows, and the 
 say by actions what becomes of files; a commit puts actions into the log (`log`). Then the bytes:
 `NewFile` and `pieces` write and read Parquet, `DeletionVectors` the masks (`roaring` is their
 format). A `Layout` says where a table's files are, and what they call its columns: with column
-mapping, by physical names and field ids that renaming leaves alone.
+mapping, by physical names and field ids that renaming leaves alone. `partitions` has the columns
+that files do not have.
 
 Invariants:
 1. However large files are, a few pieces of them are in memory.
@@ -29,6 +30,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake import roaring
+from pyspark_tidemark.lake.delta import partitions
+from pyspark_tidemark.lake.delta.partitions import Values
 from pyspark_tidemark.lake.files import file_system, repeating_columns
 from pyspark_tidemark.lake.keys import Kept, places_of
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull, met
@@ -37,6 +40,10 @@ from pyspark_tidemark.lake.schema import VALID_TO, fitted
 _FIELD_ID = b"PARQUET:field_id"
 _PIECE_ROWS = 8192
 _GROUP_BYTES = 32 << 20
+_OPEN_FILES_MAX = 256
+"""Rows of more partitions than that go to further files."""
+_PENDING_BYTES_MAX = 128 << 20
+"""So much waits for row groups, of all partitions together."""
 _STATISTICS_COLUMNS, _STATISTICS_CHARACTERS = 32, 32
 """Of how many columns a file has statistics, and of how many characters of a text: Delta's own
 defaults.
@@ -56,6 +63,8 @@ class Layout:
     """Their field ids; none without column mapping."""
     vectors: bool = True
     """Whether rows that are gone are masked; else their files are written anew without them."""
+    partitions: tuple[str, ...] = ()
+    """The columns that files have not, as all rows of one are of the same partition."""
 
     def location(self, add: Mapping[str, Any]) -> str:
         """Where the file of an action is."""
@@ -64,7 +73,25 @@ class Layout:
     @property
     def stored(self) -> Any:
         """The schema of a new file."""
-        return pa.schema([self._stored(field) for field in self.schema])
+        return pa.schema([self._stored(self.schema.field(name)) for name in self.in_files])
+
+    @property
+    def in_files(self) -> list[str]:
+        """The columns that files have."""
+        return [name for name in self.schema.names if name not in self.partitions]
+
+    @property
+    def partition_columns(self) -> dict[str, str]:
+        """The columns that files have not, and what the log calls them."""
+        return {name: self.physical[name] for name in self.partitions}
+
+    def constants(self, add: Mapping[str, Any]) -> dict[str, Any]:
+        """The values (pyarrow.Scalar) of the file of an action in the columns that it has not."""
+        values = add.get("partitionValues") or {}
+        return {
+            name: partitions.decoded(values.get(stored), self.schema.field(name).type)
+            for name, stored in self.partition_columns.items()
+        }
 
     def _stored(self, field: Any) -> Any:
         number = self.ids.get(field.name)
@@ -91,11 +118,13 @@ class DataFile:
         statistics = json.loads(add.get("stats") or "{}", parse_float=Decimal)
         low, high = statistics.get("minValues", {}), statistics.get("maxValues", {})
         bounded = {
-            name: stored
-            for name, stored in layout.physical.items()
-            if stored in low and stored in high
+            name: layout.physical[name]
+            for name in layout.in_files
+            if layout.physical[name] in low and layout.physical[name] in high
         }
         bounds = {name: (low[stored], high[stored]) for name, stored in bounded.items()}
+        if layout.partitions:
+            bounds |= extent(_one_row(layout.constants(add)), layout.partitions)
         # Current versions have no end: a file without nulls there has none of them.
         open_versions = statistics.get("nullCount", {}).get(layout.physical.get(VALID_TO))
         return cls(add, bounds, int(statistics.get("numRecords", 0)), open_versions == 0)
@@ -109,6 +138,11 @@ class DataFile:
     def masked(self) -> int:
         """How many rows it has that the table does not show."""
         return int((self.add.get("deletionVector") or {}).get("cardinality", 0))
+
+    @property
+    def partition(self) -> Values:
+        """The values of its partition, as the log has them."""
+        return self.add.get("partitionValues") or {}
 
 
 class DeletionVectors:
@@ -170,10 +204,18 @@ class DeletionVectors:
 
 
 def written(layout: Layout, rows: Any) -> list[dict[str, Any]]:
-    """The actions of one new file with `rows` (pyarrow.Table), if there are any."""
-    file = NewFile(layout)
-    file.add(rows)
-    return file.close()
+    """The actions of new files with `rows` (pyarrow.Table), of each partition one."""
+    return [action for action, _ in written_apart(layout, rows)]
+
+
+def written_apart(layout: Layout, rows: Any) -> list[tuple[dict[str, Any], Any]]:
+    """The same, each with the rows of its file."""
+    actions = []
+    for values, part in partitions.split(rows, layout.partition_columns):
+        file = NewFile(layout, values)
+        file.add(part)
+        actions += [(action, part) for action in file.close()]
+    return actions
 
 
 def without(
@@ -221,7 +263,7 @@ def without_rows(
     if len(all_masked) == rows:
         return [_removed(file.add)]
     if not layout.vectors:
-        new = NewFile(layout)
+        new = NewFile(layout, file.partition)
         for piece in pieces(layout, file.add, all_masked):
             new.add(piece)
         return [_removed(file.add), *new.close()]
@@ -244,12 +286,14 @@ def all_removed(files: Iterable[DataFile]) -> list[dict[str, Any]]:
 def joined(
     layout: Layout, files: Sequence[DataFile], filled: Sequence[tuple[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """The actions that put one new file with the same rows, and no others, into the place of files.
+    """The actions that put one new file with the same rows, and no others, into the place of files,
+    all of one partition.
 
     The columns `filled` hold a value (pyarrow.Scalar) in each of these rows.
     """
     # Rows that stay as they are make no dataChange: streams that read the table skip such commits.
-    vectors, new, changed = DeletionVectors(layout.root), NewFile(layout), bool(filled)
+    vectors, changed = DeletionVectors(layout.root), bool(filled)
+    new = NewFile(layout, files[0].partition if files else {})
     for file in files:
         for rows in pieces(layout, file.add, vectors.read(file.add.get("deletionVector"))):
             new.add(_with(rows, filled))
@@ -257,6 +301,14 @@ def joined(
         *(_removed(file.add, data_change=changed) for file in files),
         *new.close(data_change=changed),
     ]
+
+
+def by_partition(files: Iterable[DataFile]) -> list[list[DataFile]]:
+    """The files of each partition, as the log writes its values."""
+    groups: dict[tuple[tuple[str, str | None], ...], list[DataFile]] = {}
+    for file in files:
+        groups.setdefault(tuple(sorted(file.partition.items())), []).append(file)
+    return list(groups.values())
 
 
 def _with(rows: Any, values: Iterable[tuple[str, Any]]) -> Any:
@@ -279,15 +331,28 @@ def as_stored(layout: Layout, rows: Any) -> Any:
 def stored_columns(layout: Layout, file: DataFile, schema: Any) -> Any:
     """Columns of a file as they are in `schema` (pyarrow.Table), masked rows included."""
     system, path = file_system(layout.location(file.add))
-    stored = [layout.physical[name] for name in schema.names]
+    constants = layout.constants(file.add)
+    stored = {name: layout.physical[name] for name in schema.names if name not in constants}
     # Not as a dataset, which costs more to open than a small file to read; a cut looks into many.
     with pq.ParquetFile(path, filesystem=system) as opened:
         # A file may be older than a column, of the key as well.
         there = set(opened.schema_arrow.names)
-        rows = opened.read(columns=[name for name in stored if name in there], use_threads=False)
-    missing = pa.nulls(rows.num_rows)
-    columns = [rows[name] if name in there else missing for name in stored]
+        names = [name for name in stored.values() if name in there]
+        rows, count = opened.read(columns=names, use_threads=False), opened.metadata.num_rows
+    columns = [
+        pa.repeat(constants[name], count)
+        if name in constants
+        else rows[stored[name]]
+        if stored[name] in there
+        else pa.nulls(count)
+        for name in schema.names
+    ]
     return pa.table(columns, names=schema.names).cast(schema)
+
+
+def _one_row(values: Mapping[str, Any]) -> Any:
+    """One row (pyarrow.Table) with these values (pyarrow.Scalar)."""
+    return pa.table({name: pa.repeat(value, 1) for name, value in values.items()})
 
 
 def _removed(add: Mapping[str, Any], *, data_change: bool = True) -> dict[str, Any]:
@@ -314,13 +379,17 @@ def _loose(stats: str | None, rows: int) -> str:
 
 
 class NewFile:
-    """A file that rows are added to, made at the first of them; complete when it is closed."""
+    """A file that rows of one partition are added to, made at the first of them; complete when it
+    is closed.
+    """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, partition: Values) -> None:
         self._layout = layout
-        self._name = f"part-{uuid.uuid4()}.parquet"
+        stored = layout.partition_columns.values()
+        self._partition = {name: partition.get(name) for name in stored}
+        self._name = f"{partitions.directory(self._partition)}part-{uuid.uuid4()}.parquet"
         self._system, self._path = file_system(f"{layout.root}/{self._name}")
-        self._columns = layout.schema.names[:_STATISTICS_COLUMNS]
+        self._columns = layout.in_files[:_STATISTICS_COLUMNS]
         self._pending: list[Any] = []
         self._writer: Any = None
         self._rows = 0
@@ -329,34 +398,40 @@ class NewFile:
 
     def add(self, rows: Any) -> None:
         """Add rows (pyarrow.Table) that have at least the columns of the table."""
-        self._pending.append(rows.select(self._layout.schema.names))
-        if sum(piece.nbytes for piece in self._pending) >= _GROUP_BYTES:
-            self._flush()
+        self._pending.append(rows.select(self._layout.in_files))
+        if self.pending_bytes >= _GROUP_BYTES:
+            self.flush()
+
+    @property
+    def pending_bytes(self) -> int:
+        """So much waits for a row group."""
+        return sum(piece.nbytes for piece in self._pending)
 
     def close(self, *, data_change: bool = True) -> list[dict[str, Any]]:
         """The action that adds the file to the table, if it has rows."""
-        self._flush()
+        self.flush()
         if self._writer is None:
             return []
         self._writer.close()
         size = self._system.get_file_info(self._path).size
         common = {
-            "path": self._name,
-            "partitionValues": {},
+            "path": partitions.in_log(self._name),
+            "partitionValues": self._partition,
             "size": size,
             "modificationTime": now_ms(),
         }
         return [{"add": common | {"dataChange": data_change, "stats": self._statistics()}}]
 
-    def _flush(self) -> None:
-        rows = (
-            pa.concat_tables(self._pending) if self._pending else self._layout.schema.empty_table()
-        )
-        self._pending = []
-        if not len(rows):
+    def flush(self) -> None:
+        """Write a row group of what waits for it."""
+        pending, self._pending = self._pending, []
+        if not any(map(len, pending)):
             return
+        rows = pa.concat_tables(pending)
         stored = pa.Table.from_arrays(rows.columns, schema=self._layout.stored)
         if self._writer is None:
+            if self._partition:
+                self._system.create_dir(self._path.rpartition("/")[0], recursive=True)
             self._writer = pq.ParquetWriter(
                 self._path,
                 stored.schema,
@@ -385,16 +460,50 @@ class NewFile:
         return json.dumps(statistics, separators=(",", ":"))
 
 
+class NewFiles:
+    """Files that rows of any partitions are added to."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._open: dict[tuple[str | None, ...], NewFile] = {}
+        self._actions: list[dict[str, Any]] = []
+
+    def add(self, rows: Any) -> None:
+        """Add rows (pyarrow.Table) that have at least the columns of the table."""
+        for values, part in partitions.split(rows, self._layout.partition_columns):
+            partition = tuple(values.values())
+            if partition not in self._open:
+                if len(self._open) >= _OPEN_FILES_MAX:
+                    self._close_files()
+                self._open[partition] = NewFile(self._layout, values)
+            self._open[partition].add(part)
+        # Each file waits for a row group of its own, and there may be very many.
+        if sum(file.pending_bytes for file in self._open.values()) >= _PENDING_BYTES_MAX:
+            for file in self._open.values():
+                file.flush()
+
+    def close(self) -> list[dict[str, Any]]:
+        """The actions that add the files to the table, those that have rows."""
+        self._close_files()
+        return self._actions
+
+    def _close_files(self) -> None:
+        for file in self._open.values():
+            self._actions += file.close()
+        self._open = {}
+
+
 def pieces(layout: Layout, add: Mapping[str, Any], masked: Any) -> Iterator[Any]:
     """The rows of a file in order, without those at the positions `masked`,
     as the table's columns are now.
     """
     system, path = file_system(layout.location(add))
+    constants = layout.constants(add)
     with pq.ParquetFile(path, filesystem=system) as file:
         present = {
-            name: stored
-            for name, stored in layout.physical.items()
-            if stored in file.schema_arrow.names
+            name: layout.physical[name]
+            for name in layout.in_files
+            if layout.physical[name] in file.schema_arrow.names
         }
         live = np.ones(file.metadata.num_rows, bool)
         live[masked] = False
@@ -403,6 +512,8 @@ def pieces(layout: Layout, add: Mapping[str, Any], masked: Any) -> Iterator[Any]
             # Parquet gives the columns in the file's order, whatever the order asked for.
             stored_rows = pa.Table.from_batches([batch]).select(list(present.values()))
             rows = stored_rows.rename_columns(list(present))
+            for name, value in constants.items():
+                rows = rows.append_column(name, pa.repeat(value, len(batch)))
             kept = live[at : at + len(batch)]
             at += len(batch)
             if kept.any():

@@ -37,6 +37,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_tidemark.column_metadata import COLUMN_ID
 from pyspark_tidemark.lake.delta.files import DataFile, DeletionVectors, Layout, now_ms
+from pyspark_tidemark.lake.delta.partitions import is_possible
 from pyspark_tidemark.lake.files import sync, sync_place, sync_with_checksum
 
 _LOG = "_delta_log"
@@ -184,10 +185,13 @@ def replayed(root: str) -> Listing | None:
 
 
 def creation(
-    schema: Any, ids: Mapping[str, int], properties: Mapping[str, str]
+    schema: Any,
+    ids: Mapping[str, int],
+    properties: Mapping[str, str],
+    partitions: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """The actions that make a table with the columns of `schema` (pyarrow.Schema),
-    their identities, and properties.
+    their identities, and properties; `partitions` are the columns that partition it.
     """
     fields, configuration = from_arrow_schema(schema).jsonValue(), dict(properties)
     is_mapped = needs_mapping(schema.names)
@@ -213,7 +217,7 @@ def creation(
         "id": str(uuid.uuid4()),
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps(fields),
-        "partitionColumns": [],
+        "partitionColumns": list(partitions),
         "configuration": configuration,
         "createdTime": now_ms(),
     }
@@ -358,9 +362,16 @@ def _sync_added(table: str, actions: Sequence[Mapping[str, Any]]) -> None:
             files.add(Path(place))
     for path in files:  # one that a later version has taken out may be gone
         sync_with_checksum(path)
-    for directory in {file.parent for file in files}:
+    # A partition's directory may be new, and so a name in the one above it.
+    for directory in {each for file in files for each in _up_to(file.parent, Path(table))}:
         with suppress(FileNotFoundError):
             sync(directory)
+
+
+def _up_to(directory: Path, top: Path) -> list[Path]:
+    """A directory and those above it, up to `top` if that is one of them."""
+    above = [directory, *directory.parents]
+    return above[: above.index(top) + 1] if top in above else [directory]
 
 
 def committed_at(log: Any, classes: Any, version: int) -> datetime | None:
@@ -470,8 +481,20 @@ def _known(metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> bool:
         )
         and features is not None
         and _KNOWN_FEATURES.issuperset(features)
-        and not metadata["partitionColumns"]
+        and _writes_partitions(metadata)
     )
+
+
+def _writes_partitions(metadata: Mapping[str, Any]) -> bool:
+    if not metadata["partitionColumns"]:
+        return True
+    schema = _schema(metadata)
+    return all(is_possible(schema.field(name).type) for name in metadata["partitionColumns"])
+
+
+def _schema(metadata: Mapping[str, Any]) -> Any:
+    fields = StructType.fromJson(json.loads(metadata["schemaString"]))
+    return to_arrow_schema(fields, timezone="UTC")
 
 
 def _layout(metadata: Mapping[str, Any], root: str) -> Layout:
@@ -479,8 +502,14 @@ def _layout(metadata: Mapping[str, Any], root: str) -> Layout:
     mapping = {field["name"]: field["metadata"] for field in fields["fields"]}
     physical = {name: details.get(PHYSICAL_NAME, name) for name, details in mapping.items()}
     ids = {name: int(details[FIELD_ID]) for name, details in mapping.items() if FIELD_ID in details}
-    schema = to_arrow_schema(StructType.fromJson(fields), timezone="UTC")
-    return Layout(root, schema, physical, ids, _has_vectors(metadata["configuration"]))
+    return Layout(
+        root,
+        _schema(metadata),
+        physical,
+        ids,
+        _has_vectors(metadata["configuration"]),
+        tuple(metadata["partitionColumns"]),
+    )
 
 
 def _has_vectors(properties: Mapping[str, str]) -> bool:

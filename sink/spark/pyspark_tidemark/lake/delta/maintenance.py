@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.classic.dataframe import DataFrame
 
 from pyspark_tidemark.lake import compaction
-from pyspark_tidemark.lake.delta.files import joined
+from pyspark_tidemark.lake.delta.files import by_partition, joined
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.target import Health, Kept
 
@@ -99,7 +99,11 @@ class Maintenance:
             listing = self._tables.listing(name)
             if listing is None:
                 break
-            groups = compaction.chosen(listing.files.values())
+            groups = [
+                group
+                for files in by_partition(listing.files.values())
+                for group in compaction.chosen(files)
+            ]
             parts = compaction.affordable(groups)
             actions = [action for files in parts for action in joined(listing.layout, files)]
             if not actions or self._tables.rewrite(name, listing, actions):

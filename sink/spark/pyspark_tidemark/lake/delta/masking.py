@@ -1,11 +1,13 @@
-"""An upsert by files: rows of a cut's keys masked where they are, and one new file."""
+"""An upsert by files: rows of a cut's keys masked where they are, and one new file, of each
+partition one.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from pyspark_tidemark.lake.delta.files import as_stored, kept_as, without, written
+from pyspark_tidemark.lake.delta.files import as_stored, kept_as, without, written_apart
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.fold import Folded
@@ -31,9 +33,9 @@ def masked_and_added(
     keys = pa.concat_tables([known, again])
     removals = without(listing.layout, listing.files.values(), keys, key_columns)
     live = fitted(folded.live, listing.layout.schema)
-    new_file = written(listing.layout, live)
-    for action in new_file:
+    new_files = written_apart(listing.layout, live)
+    for action, rows in new_files:
         # The next cut that updates one of its rows need not read it.
         name_there = kept_as(listing.layout, action["add"], keys.schema)
-        key_columns.put(name_there, live.select(list(key)))
-    return removals + new_file
+        key_columns.put(name_there, rows.select(list(key)))
+    return removals + [action for action, _ in new_files]

@@ -195,8 +195,10 @@ class Upsert:
 
     def _merge(self, changes: Changes, last: DataFrame) -> bool:
         """One MERGE, guarded by `_commit_ts`: an older change never goes over a newer row."""
-        last.createOrReplaceTempView("changes")
         name = changes.table.name
+        live = F.col("_op") != DELETE
+        last = self._tables.partitionable(name, last, is_written=live)
+        last.createOrReplaceTempView("changes")
         columns = [quoted(column) for column in lake_columns(changes.table)]
         match = " AND ".join(
             f"t.{quoted(column)} = s.{quoted(column)}" for column in changes.table.key
@@ -362,7 +364,7 @@ class History:
         frame = changes.frame(self._tables.session(name))
         new = versions_frame(frame, key, columns).withColumn(ENDS, F.lit(None).cast("long"))
         rows = new.unionByName(endings_frame(frame, key), allowMissingColumns=True)
-        rows.createOrReplaceTempView("changes")
+        self._tables.partitionable(name, rows).createOrReplaceTempView("changes")
         match = " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in key)
         names, ends = [quoted(column) for column in columns], f"s.{quoted(ENDS)}"
         with self._tables.fenced(changes) as session:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
 from pyspark_tidemark.column_metadata import COLUMN_ID, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
@@ -49,7 +49,9 @@ from pyspark_tidemark.lake.delta.log import (
     settle_checkpoint,
     version_of,
 )
+from pyspark_tidemark.lake.delta.partitions import NULL_TEXTS, check_columns, fault_of, refusal
 from pyspark_tidemark.lake.delta.task_writers import actions_of, made_for
+from pyspark_tidemark.lake.partitioning import IDENTITY, PartitionField, PartitionRules
 from pyspark_tidemark.lake.target import removed, rolled_back, table_path
 
 # Of plans over a few thousand rows, which cost more to compile than to interpret.
@@ -72,9 +74,18 @@ class DeltaTables:
     """The way to Delta of one changefeed's lake, by table name."""
 
     def __init__(
-        self, spark: SparkSession, root: str, changefeed: str, *, deletion_vectors: bool = True
+        self,
+        spark: SparkSession,
+        root: str,
+        changefeed: str,
+        *,
+        deletion_vectors: bool = True,
+        partition_rules: PartitionRules | None = None,
     ) -> None:
-        """`deletion_vectors` is for tables that are made; others go on as they are."""
+        """`deletion_vectors` and `partition_rules` are for tables that are made; others go on as
+        they are.
+        """
+        self._partition_rules = partition_rules or PartitionRules()
         self._properties = {
             VECTORS: str(deletion_vectors).lower(),
             "delta.checkpointInterval": str(CHECKPOINT_EVERY),
@@ -235,9 +246,13 @@ class DeltaTables:
         if self._is_local and isinstance(rows, pa.Table):
             self._begin(changes, rows)
             return
+        name = changes.table.name
         frame = identified(self._frame(changes, rows), changes.table.column_ids)
         mapping = MAPPING if needs_mapping(frame.columns) else {}
-        self._write(changes, frame, self._properties | mapping)
+        columns = self._partitions_to_make(name, to_arrow_schema(frame.schema, timezone="UTC"))
+        with self.fenced(changes):
+            writer = partitioned(frame, columns).options(**self._properties | mapping)
+            writer.mode("append").save(self.path(name))
 
     def begin(self, changes: Changes, schema: Any) -> Listing | None:
         """What the first version of a table with the columns of `schema` will show before it has
@@ -249,7 +264,9 @@ class DeltaTables:
             return None
         name = changes.table.name
         nothing = Listing.before_the_first(self.path(name))
-        made = creation(without_metadata(schema), changes.table.column_ids, self._properties)
+        columns = self._partitions_to_make(name, schema)
+        ids = changes.table.column_ids
+        made = creation(without_metadata(schema), ids, self._properties, columns)
         self._log(name).createLogDirectoriesIfNotExists()
         self._begun[name] = made
         return nothing.after(made)
@@ -279,11 +296,11 @@ class DeltaTables:
 
     def append(self, changes: Changes, rows: Any) -> None:
         """Commit rows (pyarrow.Table or DataFrame), fenced by the cut's end."""
-        self._write(changes, self._frame(changes, rows), {})
+        self._write(changes, self._frame(changes, rows))
 
     def overwrite(self, changes: Changes, rows: DataFrame) -> None:
         """Commit rows in the place of all that the table holds, fenced by the cut's end."""
-        self._write(changes, rows, {}, "overwrite")
+        self._write(changes, rows, "overwrite")
 
     def _frame(self, changes: Changes, rows: Any) -> Any:
         if not isinstance(rows, pa.Table):
@@ -291,13 +308,62 @@ class DeltaTables:
         session = self.session(changes.table.name)
         return session.createDataFrame(rows, from_arrow_schema(rows.schema)).coalesce(1)
 
-    def _write(
-        self, changes: Changes, frame: DataFrame, options: Mapping[str, str], mode: str = "append"
-    ) -> None:
+    def _write(self, changes: Changes, frame: DataFrame, mode: str = "append") -> None:
+        name = changes.table.name
         with self.fenced(changes, is_repeatable=mode == "overwrite"):
-            frame.write.format("delta").mode(mode).options(**options).save(
-                self.path(changes.table.name)
+            rows = self.partitionable(name, frame)
+            rows.write.format("delta").mode(mode).save(self.path(name))
+
+    def check_partitions(self, name: str) -> None:
+        """See that the table is partitioned as its rule says, if it has one. A column of the rule
+        that the table has not may have got another name since, or be one of an earlier table.
+
+        Raises:
+            SourceError: ErrPartitionUnsupported.
+        """
+        rule = self._partition_rules.of(name)
+        if not rule:
+            return
+        there, schema = self._partition_columns(name), self.schema(name)
+        possible = [field.column for field in rule if not fault_of(field, schema)]
+        is_whole = len(possible) == len(rule)
+        if set(possible) - set(there) or (is_whole and set(there) != set(possible)):
+            raise SourceError(
+                "ErrPartitionUnsupported",
+                f"{name} is partitioned by {', '.join(there) or 'no column'}, and partition-by "
+                f"says {', '.join(map(str, rule))}: a Delta table keeps the partitions that it was made "
+                "with. Take the rule back, or start a new changefeed and target",
             )
+
+    def _partitions_to_make(self, name: str, schema: Any) -> list[str]:
+        fields = self._partition_rules.of(name)
+        check_columns(name, fields, schema)
+        return [field.column for field in fields]
+
+    def partitions_anew(self, name: str, schema: Any) -> list[str]:
+        """The columns that are to partition a table which is another one now, with the columns of
+        `schema` (pyarrow.Schema): those of its rule, or else those of before, if it has them.
+        """
+        fields = self._partition_rules.of(name) or tuple(
+            PartitionField(IDENTITY, column) for column in self._partition_columns(name)
+        )
+        return [field.column for field in fields if not fault_of(field, schema)]
+
+    def partitionable(
+        self, name: str, frame: DataFrame, *, is_written: Column | None = None
+    ) -> DataFrame:
+        """A frame, reading which fails at a text that Delta would take for a null, in a column that
+        partitions the table; `is_written` says of which rows, by default of all.
+        """
+        return without_null_texts(frame, self._partition_columns(name), is_written)
+
+    def _partition_columns(self, name: str) -> Sequence[str]:
+        current = self.listing(name)
+        if current is not None:
+            return current.layout.partitions
+        # As it was seen last: the columns change with another table only.
+        metadata = json.loads(self._log(name).unsafeVolatileSnapshot().metadata().json())
+        return list(metadata["metaData"]["partitionColumns"])
 
     def alter(
         self, name: str, evolved: Callable[[Mapping[str, Any], Mapping[str, Any]], Actions]
@@ -512,6 +578,37 @@ class DeltaTables:
                     f"{name}, and they are there twice: start a new changefeed and target",
                 )
         self._newest[name] = newest
+
+
+def partitioned(frame: DataFrame, columns: Sequence[str]) -> DataFrameWriter:
+    """What writes a frame as a table that these columns partition."""
+    writer = without_null_texts(frame, columns).write.format("delta")
+    return writer.partitionBy(*columns) if columns else writer
+
+
+def without_null_texts(
+    frame: DataFrame, columns: Sequence[str], is_written: Column | None = None
+) -> DataFrame:
+    """See `DeltaTables.partitionable`."""
+    texts = [name for name in columns if isinstance(frame.schema[name].dataType, StringType)]
+    if not texts:
+        return frame
+    checked_rows = F.expr("true") if is_written is None else is_written
+    return frame.select(
+        [
+            # With its metadata, which has the column's identity.
+            _checked(name, checked_rows).alias(name, metadata=frame.schema[name].metadata)
+            if name in texts
+            else F.col(quoted(name))
+            for name in frame.columns
+        ]
+    )
+
+
+def _checked(name: str, is_written: Column) -> Column:
+    column = F.col(quoted(name))
+    refused = F.raise_error(F.lit(f"[TM:ErrPartitionUnsupported] {refusal(name)}"))
+    return F.when(is_written & column.isin(list(NULL_TEXTS)), refused).otherwise(column)
 
 
 def identified(frame: DataFrame, ids: Mapping[str, int]) -> DataFrame:

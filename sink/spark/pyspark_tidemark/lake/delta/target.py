@@ -18,10 +18,11 @@ from pyspark_tidemark.lake.cut_tasks import TaskWriter
 from pyspark_tidemark.lake.delta import evolution
 from pyspark_tidemark.lake.delta.maintenance import Maintenance
 from pyspark_tidemark.lake.delta.modes import Append, History, Upsert, Writer
-from pyspark_tidemark.lake.delta.tables import COMPACTED, DeltaTables
+from pyspark_tidemark.lake.delta.tables import COMPACTED, DeltaTables, without_null_texts
 from pyspark_tidemark.lake.format import APPEND, ROW_MODES, SCD2, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.hadoop import move, remove
 from pyspark_tidemark.lake.manifest import Manifest
+from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.schema import SchemaChange, check_held, check_key
 from pyspark_tidemark.lake.target import (
     Applied,
@@ -53,7 +54,7 @@ class DeltaTarget:
 
     names_are_paths = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a lake, by name
         self,
         spark: SparkSession,
         root: str,
@@ -62,10 +63,15 @@ class DeltaTarget:
         mode: str = UPSERT,
         compact_every: int = 64,
         deletion_vectors: bool = True,
+        partitions: PartitionRules | None = None,
     ) -> None:
-        """`deletion_vectors` is for tables that are made; others go on as they are."""
+        """`deletion_vectors` and `partitions` are for tables that are made; others go on as they
+        are.
+        """
         self._spark = spark
-        self._tables = DeltaTables(spark, root, changefeed, deletion_vectors=deletion_vectors)
+        self._tables = DeltaTables(
+            spark, root, changefeed, deletion_vectors=deletion_vectors, partition_rules=partitions
+        )
         self._mode = mode
         self._writer = _WRITERS[mode](self._tables)
         self._maintenance = Maintenance(self._tables, compact_every)
@@ -80,11 +86,15 @@ class DeltaTarget:
 
         Raises:
             SourceError: ErrTargetForeign, the table was not written by this changefeed;
-                ErrTableNoKey; ErrNameUnsupported.
+                ErrTableNoKey; ErrNameUnsupported; ErrPartitionUnsupported, the option
+                `partition-by` says otherwise than the table.
         """
         check_key(table, self._mode)
         check_held(table, self._mode, "delta")
-        return self._tables.position(table.name)
+        position = self._tables.position(table.name)
+        if position is not None:
+            self._tables.check_partitions(table.name)
+        return position
 
     def check_continues(self, table: TableMeta, shown: Shown) -> None:
         """By versions, and by what those after it say of themselves; see `VersionedTarget`."""
@@ -204,6 +214,7 @@ class DeltaConnector(LakeConnector):
             mode=arguments.mode,
             compact_every=arguments.compact_every,
             deletion_vectors=arguments.deletion_vectors,
+            partitions=arguments.partitions,
         )
 
     def read(self, spark: SparkSession, table: StoredTable, version: int) -> DataFrame:
@@ -227,11 +238,13 @@ class DeltaConnector(LakeConnector):
             *[F.col(quoted(name)).alias(old[name]) for name in repair.key]
         )
         rows = repair.rows
-        added = _frame(spark, rows).withColumn(_ADDED, F.expr("true"))
+        there = _sql_name(table)
+        partitions = spark.sql(f"DESCRIBE DETAIL {there}").collect()[0].partitionColumns
+        added = without_null_texts(_frame(spark, rows), partitions)
+        added = added.withColumn(_ADDED, F.expr("true"))
         changes = added.unionByName(removed, allowMissingColumns=True)
         changes.createOrReplaceTempView("tidemark_repair")
 
-        there = _sql_name(table)
         same = " AND ".join(f"t.{quoted(name)} = s.{quoted(old[name])}" for name in repair.key)
         columns = [quoted(name) for name in rows.schema.names]
         spark.sql(

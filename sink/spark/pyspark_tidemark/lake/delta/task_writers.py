@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import Changes, CountedBatches
 from pyspark_tidemark.lake.cut_tasks import Part, check_arrived, check_mounted
-from pyspark_tidemark.lake.delta.files import Layout, NewFile, written
+from pyspark_tidemark.lake.delta.files import Layout, NewFiles, written
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.masking import masked_and_added
@@ -48,10 +48,10 @@ class ChangesWriter:
     def write(self, changes: Changes) -> Part:
         """See `TaskWriter`."""
         check_mounted(self.layout.root)
-        file, counting = NewFile(self.layout), CountedBatches(changes)
+        files, counting = NewFiles(self.layout), CountedBatches(changes)
         for batch in counting:
-            file.add(fitted(pa.Table.from_batches([batch]), self.layout.schema))
-        return Part(counting.rows, counting.total, Made(self.layout, file.close()))
+            files.add(fitted(pa.Table.from_batches([batch]), self.layout.schema))
+        return Part(counting.rows, counting.total, Made(self.layout, files.close()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.partition_columns import grouped
 
 _WITH_WIDTH: Final = re.compile(r"(bucket|truncate)\[([0-9]+)\]")
 _UNITS: Final = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
@@ -80,17 +81,11 @@ class Partitioning:
             yield Partition(self.spec, "[]"), rows
             return
         values = [transformed(of.transform, rows[columns[of.source]]) for of in self.fields]
-        groups = _groups(values)
-        order = np.argsort(groups, kind="stable")
-        begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
-        for begin, end in zip(begins, [*begins[1:], len(order)], strict=True):
-            places = order[begin:end]
-            first = int(places[0])
+        for first, part in grouped(rows, values):
             described = {
                 of.number: _json_value(column[first])
                 for of, column in zip(self.fields, values, strict=True)
             }
-            part = rows if len(places) == len(rows) else rows.take(pa.array(places))
             yield Partition(self.spec, json.dumps(described)), part
 
 
@@ -252,17 +247,6 @@ def _finished(state: Any, lengths: Any) -> Any:
     state = (state ^ state >> np.uint32(16)) * np.uint32(0x85EBCA6B)
     state = (state ^ state >> np.uint32(13)) * np.uint32(0xC2B2AE35)
     return state ^ state >> np.uint32(16)
-
-
-def _groups(columns: list[Any]) -> Any:
-    """A number for each row, equal where all values are."""
-    groups = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        codes = pc.dictionary_encode(column, null_encoding="encode")
-        numbers = codes.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        # Numbered anew for each column: a product of many columns' counts may not fit.
-        _, groups = np.unique(groups * len(codes.dictionary) + numbers, return_inverse=True)
-    return groups
 
 
 def _json_value(scalar: Any) -> Any:
