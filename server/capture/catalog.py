@@ -35,6 +35,8 @@ from server.changefeed.routes import (
     RouteRuleError,
     RouteRules,
     check_conflicts,
+    check_mergeable,
+    check_shard_changes,
     check_taken_over,
 )
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
@@ -44,6 +46,7 @@ from sink.masking import MaskError
 from sink.mounter import TableMounter
 from sink.row_filter import ConditionError
 from sink.versions import Ddl, Version, Versions
+from sorter.errors import RangeCleanedError
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
@@ -303,6 +306,20 @@ class FeedCatalog:
         """The table of a version."""
         return self._tables[version.name, version.from_ts]
 
+    def record(self, version: Version) -> TableRecord:
+        """The record of a version's table, for other threads.
+
+        Raises:
+            RangeCleanedError: the version was forgotten a moment ago.
+        """
+        table = self._tables.get((version.name, version.from_ts))
+        if table is None:
+            raise RangeCleanedError(
+                f"{version.name} as of {version.from_ts} is not known any more; begin at the "
+                "checkpoint_ts"
+            )
+        return table.record
+
     def named(self, name: str) -> Version | None:
         """The table in force that has this name in the source, as readers see it."""
         tables = (each for each in self.tables if each.name == name)
@@ -518,6 +535,7 @@ class FeedCatalog:
             f"-c {self._terms.changefeed} --filter`, and resume",
         )
         self._check_taken_over(tables)
+        self._check_shards(tables, staying)
         return replace(
             change,
             tables=tables,
@@ -535,6 +553,21 @@ class FeedCatalog:
             "changefeed dumpstart`; or create another changefeed, whose routes give each a name of "
             "its own",
         )
+
+    def _check_shards(self, tables: Sequence[SourceTable], staying: Sequence[SourceTable]) -> None:
+        """Raises TableRouteConflictError: the target could not merge its shards behind this DDL."""
+        now = {table.name: table for table in (*staying, *tables)}
+        if not any(table.record.shard for table in (*tables, *staying)):
+            return
+        advice = (
+            "undo the DDL, then resume with --overwrite-checkpoint-ts now and copy the tables by "
+            "`tidemark cli changefeed dumpstart`; or leave one out by `tidemark cli changefeed "
+            f"update -c {self._terms.changefeed} --filter`, and resume"
+        )
+        old = {table.span: table for table in self.tables}
+        pairs = [(old[table.span], table) for table in tables if table.span in old]
+        check_shard_changes(pairs, self._in_force(), advice)
+        check_mergeable(now.values(), advice)
 
     def _check_renamed(
         self, change: TableChange, tables: Sequence[SourceTable], before: set[str]

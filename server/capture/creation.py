@@ -36,7 +36,7 @@ from server.changefeed.filter import (
 from server.changefeed.identity import EarlierTables, check_not_renamed
 from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri, keeps_changes
 from server.changefeed.masks import MaskRules
-from server.changefeed.routes import RouteRules, check_conflicts
+from server.changefeed.routes import RouteRules, check_conflicts, check_mergeable, check_merging
 from server.changefeed.salt import Salt
 from server.changefeed.source import takes_keyless
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
@@ -131,7 +131,12 @@ class NewChangefeed:
         TableFilter(self.rules)
         ColumnRules(self.columns, self.zero_dates)
         self.mask_rules()
-        RouteRules(self.routes)
+        check_merging(
+            RouteRules(self.routes),
+            self.source_uri,
+            self.sink_uri,
+            is_audited=bool(self.audit_s),
+        )
         check_rereads(EventFilters(self.event_filters), self.source_uri)
         check_ddl(EventFilters(self.event_filters), self.source_uri, self.sink_uri)
         if takes_keyless(self.source_uri) and not keeps_changes(self.sink_uri):
@@ -335,6 +340,7 @@ def eligible(
     _check_each_once(tables)
     check_distinct(read, terms.target)
     check_conflicts(read)
+    check_mergeable(read)
     terms.routes.check(tables)
     # Names are those of now, while what was decided of columns follows them: a table that goes on
     # may have no column any more that a rule names.

@@ -40,7 +40,7 @@ def _eligible(
     shown = source_columns(table.mounter)
     return pb.EligibleTable(
         name=table.name,
-        target=table.target_name if table.target_name != table.name else "",
+        target=table.place if table.place != table.name else "",
         table_id=table.span.table_id,
         key=table.mounter.key_columns,
         columns=_columns(table),

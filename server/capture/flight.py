@@ -410,6 +410,7 @@ def _description(feed: Feed, version: Version, *, before: bool) -> TableDescript
         checkpoint_ts = sink.checkpoint_ts(version.span) if sink else start_ts
     except TableNotFoundError:
         resolved_ts = checkpoint_ts = version.to_ts if version.to_ts < MAX_TS else start_ts
+    shard = feed.catalog.record(version).shard
     return TableDescription(
         table=version.name,
         table_id=version.span.table_id,
@@ -418,6 +419,7 @@ def _description(feed: Feed, version: Version, *, before: bool) -> TableDescript
         schema_ts=version.from_ts,
         resolved_ts=min(resolved_ts, version.to_ts),
         checkpoint_ts=min(checkpoint_ts, version.to_ts),
+        shard=None if shard is None else (shard.name, shard.column),
     )
 
 

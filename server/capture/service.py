@@ -430,7 +430,7 @@ def _table(feed: Feed, version: Version) -> pb.TableStatus:
     resolved_ts, checkpoint_ts = _position(feed, version.span, version.from_ts)
     status = pb.TableStatus(
         name=table.name,
-        target=table.target_name if table.target_name != table.name else "",
+        target=table.place if table.place != table.name else "",
         table_id=version.span.table_id,
         resolved_ts=resolved_ts,
         checkpoint_ts=checkpoint_ts,

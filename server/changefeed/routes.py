@@ -7,19 +7,35 @@ names. The first rule that is about a table decides; a table without one keeps i
 configuration file a rule is one of `[[sink.dispatchers]]`, with `matcher`, `target-schema` and
 `target-table`, of which an empty one keeps the name.
 
+A rule that ends with `{shard=COLUMN}` merges tables (`shop_*.orders=shop.orders{shard=_shard}`):
+the target has one table of all of them, whose COLUMN holds the source's `schema.table`, and whose
+key is COLUMN and the source's key. In a configuration file that is `shard-column`.
+
 1. A route is a question of names alone, so a table that is renamed may have another name in the
    target, too.
-2. Two tables never go to one: rows of one key would run into one another. Whatever would bring that
-   about is refused, at the creation, by a new filter, and at the DDL.
+2. Two tables never go to one unless both are its shards: rows of one key would run into one
+   another. Whatever would bring that about is refused, at the creation, by a new filter, and at the
+   DDL.
+3. Readers know a shard by its name in the source, and the lake's job merges (`lake.shards`). What
+   could not be merged is refused at the same places.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from pyspark_tidemark.column_metadata import column_ids, without_metadata
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import Shard, TableMeta
+from pyspark_tidemark.lake.format import APPEND, IGNORE, UPSERT
+from pyspark_tidemark.lake.registry import FORMATS
+from pyspark_tidemark.lake.shards import merged_table
+from pyspark_tidemark.sink_uri import format_of, settings_of
+
 from server.changefeed.filter import TableFilter
-from server.changefeed.table import SourceTable, TableRecord
+from server.changefeed.source import scheme_of
+from server.changefeed.table import ShardOf, SourceTable, TableRecord
 from server.changefeed.table_rule import parts_of
 from storage.model.errors import InvalidError
 
@@ -31,6 +47,10 @@ _ADVICE: Final = (
     "out by --filter"
 )
 _BRACES: Final = re.compile(r"[{}]")
+
+
+_SHARDS: Final = re.compile(r"(.*)\{shard=([A-Za-z_][A-Za-z0-9_]*)\}\s*", re.DOTALL)
+_SHARDS_ADVICE: Final = "give them the same columns, or leave one out by --filter"
 
 
 class RouteRuleError(InvalidError):
@@ -50,6 +70,8 @@ class _Rule:
     tables: TableFilter
     schema: str
     name: str
+    shard_column: str = ""
+    """Of a rule that merges tables."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +114,15 @@ class RouteRules:
                     f"{record.name} would have a name of {len(name)} characters in the target; "
                     f"there are at most {NAME_CHARACTERS_MAX}"
                 )
+        if rule.shard_column:
+            return record.merged(ShardOf(schema, table, rule.shard_column))
         return record.routed((schema, table))
+
+    @property
+    def merging(self) -> str:
+        """The text of a rule that merges tables; empty: there is none."""
+        texts = zip(self.texts, self._rules, strict=True)
+        return next((text for text, rule in texts if rule.shard_column), "")
 
     def check(self, tables: Iterable[SourceTable]) -> None:
         """See that each rule decides of a table of the changefeed.
@@ -119,14 +149,105 @@ def check_conflicts(tables: Iterable[SourceTable], advice: str = _ADVICE) -> Non
     Raises:
         TableRouteConflictError: two have one.
     """
-    seen: dict[str, str] = {}
+    seen: dict[str, SourceTable] = {}
     for table in tables:
-        other = seen.setdefault(table.target_name, table.name)
-        if other != table.name:
+        for name in dict.fromkeys((table.target_name, table.place)):
+            other = seen.setdefault(name, table)
+            are_shards = None not in (table.record.shard, other.record.shard)
+            if other.name == table.name or (
+                are_shards and table.record.shard == other.record.shard
+            ):
+                continue
             raise TableRouteConflictError(
-                f"{other} and {table.name} would both be {table.target_name} in the target, where "
+                f"{other.name} and {table.name} would both be {name} in the target, where "
                 f"rows with one key are one row: {advice}"
             )
+
+
+def check_mergeable(tables: Iterable[SourceTable], advice: str = _SHARDS_ADVICE) -> None:
+    """See that the shards of each table in the target have one key, and columns that one table can
+    hold; `advice` is what to do else.
+
+    Raises:
+        TableRouteConflictError: some have not.
+    """
+    groups: dict[str, list[TableMeta]] = {}
+    for table in tables:
+        shard = table.record.shard
+        if shard is not None:
+            meta = TableMeta(
+                table.name,
+                table.mounter.key_columns,
+                without_metadata(table.mounter.schema),
+                shard=Shard(shard.name, shard.column),
+            )
+            groups.setdefault(shard.name, []).append(meta)
+    for shards in groups.values():
+        try:
+            merged_table(shards)
+        except SourceError as err:
+            raise TableRouteConflictError(f"{err.message}: {advice}") from None
+
+
+def check_shard_changes(
+    pairs: Iterable[tuple[SourceTable, SourceTable]], names: Container[str], advice: str
+) -> None:
+    """See that rows of shards stay what they are through a DDL. `pairs` are tables below and above
+    it, `names` those that were in force; `advice` is what to do else.
+
+    Raises:
+        TableRouteConflictError: rows would have to go from one table of the target to another one,
+            or from one column to another.
+    """
+    for before, table in pairs:
+        old, new = before.record.shard, table.record.shard
+        if old is None and new is None:
+            continue
+        if old != new:
+            raise TableRouteConflictError(
+                f"{before.name} becomes {table.name}, and its rows would go from {before.place} to "
+                f"{table.place} in the target, of which one is merged of shards: {advice}"
+            )
+        if table.name != before.name and table.name in names:
+            raise TableRouteConflictError(
+                f"{before.name} becomes {table.name}, the name of another shard of {table.place} "
+                f"until then: {advice}"
+            )
+        new_names = {number: name for name, number in column_ids(table.mounter.schema).items()}
+        for name, number in column_ids(before.mounter.schema).items():
+            if new_names.get(number, name) != name:
+                raise TableRouteConflictError(
+                    f"column {name} of {before.name}, a shard of {table.place}, becomes "
+                    f"{new_names[number]}, and the rows of its other shards have another one: "
+                    f"{advice}"
+                )
+
+
+def check_merging(
+    rules: RouteRules, source_uri: str, sink_uri: str, *, is_audited: bool = False
+) -> None:
+    """See that tables can be merged, if rules merge any.
+
+    Raises:
+        RouteRuleError: with the rule.
+    """
+    rule, settings = rules.merging, settings_of(sink_uri)
+    if not rule:
+        return
+    lake = FORMATS.get(format_of(sink_uri))
+    if scheme_of(source_uri) != "mysql":
+        why = "so far tables are merged of MySQL's and MariaDB's, mysql://"
+    elif lake is None or not lake.is_directory:
+        why = "so far tables are merged in lakes of Delta, Iceberg and Parquet"
+    elif settings.get("mode", lake.modes[0]) not in (UPSERT, APPEND):
+        why = f"tables are merged in the modes {UPSERT} and {APPEND}"
+    elif is_audited:
+        why = "--audit compares tables one by one: leave it out"
+    elif settings.get("schema-evolution") == IGNORE:
+        why = "columns of shards change one after the other, which schema-evolution=ignore forbids"
+    else:
+        return
+    raise RouteRuleError(f"the route {rule!r} merges tables, and {why}")
 
 
 def check_taken_over(
@@ -138,19 +259,23 @@ def check_taken_over(
     Raises:
         TableRouteConflictError: one does.
     """
-    left = {".".join(each.target): each.name for each in going}
+    left = {".".join(each.place): each for each in going}
     for record in coming:
-        target = ".".join(record.target)
-        other = left.get(target, record.name)
-        if other != record.name:
-            raise TableRouteConflictError(
-                f"{record.name} comes as {other} goes, and both are {target} in the target, which "
-                f"has rows of the latter: {advice}"
-            )
+        target = ".".join(record.place)
+        other = left.get(target, record)
+        # What a shard leaves goes with it.
+        if other.name == record.name or (other.shard and other.shard == record.shard):
+            continue
+        raise TableRouteConflictError(
+            f"{record.name} comes as {other.name} goes, and both are {target} in the target, which "
+            f"has rows of the latter: {advice}"
+        )
 
 
 def _rule(text: str) -> _Rule:
     tables, target = (part.strip() for part in parts_of(text) or ("", ""))
+    shards = _SHARDS.fullmatch(target)
+    target, shard_column = (shards[1], shards[2]) if shards else (target, "")
     schema, _, table = (part.strip() for part in target.partition("."))
     if not (tables and schema and table):
         raise RouteRuleError(
@@ -161,9 +286,9 @@ def _rule(text: str) -> _Rule:
         if _BRACES.search(_filled(template, "", "")):
             raise RouteRuleError(
                 f"the route {text!r}: {template!r} has braces, in which only {SCHEMA} and {TABLE} "
-                "can stand"
+                "can stand, and {shard=COLUMN} at the end"
             )
-    return _Rule(TableFilter((tables,)), schema, table)
+    return _Rule(TableFilter((tables,)), schema, table, shard_column)
 
 
 def _filled(template: str, schema: str, table: str) -> str:

@@ -32,6 +32,7 @@ _DEFAULTS: Final = "tidemark_masked_defaults"
 _SALT: Final = "tidemark_salt"
 _IGNORED: Final = "tidemark_ignored"
 _TARGET: Final = "tidemark_target"
+_SHARD: Final = "tidemark_shard"
 _ROUTED_SHOWN: Final = 10
 _OURS: Final = frozenset(field.name for field in META_FIELDS)
 
@@ -40,6 +41,22 @@ class TableIneligibleError(InvalidError):
     """The table cannot be replicated; the message names it and says why."""
 
     code = "ErrTableIneligible"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOf:
+    """A table of the target that several of the source are merged into; `column` tells them apart
+    there, by the source's `schema.table`.
+    """
+
+    schema_name: str
+    table_name: str
+    column: str
+
+    @property
+    def name(self) -> str:
+        """`schema.table`."""
+        return f"{self.schema_name}.{self.table_name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +99,10 @@ class TableRecord:
     @property
     def whole(self) -> "TableRecord":
         """The record as the upstream has it, whatever is taken of it."""
-        ours = (_SELECTED, _RENAMED, _MASKED, _DEFAULTS, _SALT, _IGNORED, _TARGET, ZERO_DATES)
+        ours = (
+            *(_SELECTED, _RENAMED, _MASKED, _DEFAULTS, _SALT, _IGNORED, _TARGET, _SHARD),
+            ZERO_DATES,
+        )
         info = {member: value for member, value in self.table_info.items() if member not in ours}
         return TableRecord(self.schema_name, info)
 
@@ -161,7 +181,7 @@ class TableRecord:
 
     @property
     def target(self) -> tuple[str, str]:
-        """The names of schema and table in the target; a member that is ours."""
+        """The names of schema and table by which readers know it; a member that is ours."""
         schema_name, table_name = self.table_info.get(_TARGET) or (
             self.schema_name,
             self.table_name,
@@ -170,10 +190,37 @@ class TableRecord:
 
     def routed(self, target: tuple[str, str]) -> "TableRecord":
         """A record of a table that has these names in the target."""
-        info = {member: value for member, value in self.table_info.items() if member != _TARGET}
+        info = self._without_route
         if target != (self.schema_name, self.table_name):
             info[_TARGET] = list(target)
         return TableRecord(self.schema_name, info)
+
+    @property
+    def shard(self) -> ShardOf | None:
+        """The table that it is merged into in the target, with others; None: none. Readers know it
+        by its own name. A member that is ours.
+        """
+        document = self.table_info.get(_SHARD)
+        if document is None:
+            return None
+        schema_name, table_name = document["table"]
+        return ShardOf(schema_name, table_name, document["column"])
+
+    def merged(self, shard: ShardOf) -> "TableRecord":
+        """A record of a table that is a shard of one in the target."""
+        document = {"table": [shard.schema_name, shard.table_name], "column": shard.column}
+        return TableRecord(self.schema_name, {**self._without_route, _SHARD: document})
+
+    @property
+    def _without_route(self) -> dict[str, Any]:
+        ours = (_TARGET, _SHARD)
+        return {member: value for member, value in self.table_info.items() if member not in ours}
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The names of schema and table in the target, of that which it is merged into if it is."""
+        shard = self.shard
+        return self.target if shard is None else (shard.schema_name, shard.table_name)
 
     @property
     def table_info_json(self) -> str:
@@ -222,6 +269,11 @@ class SourceTable:
         return ".".join(self.record.target)
 
     @property
+    def place(self) -> str:
+        """The name of the table in the target that has its rows, and of its other shards."""
+        return ".".join(self.record.place)
+
+    @property
     def has_key(self) -> bool:
         """Whether its rows can be told apart; else only their changes are known."""
         return bool(self.mounter.key_columns)
@@ -243,14 +295,14 @@ def check_distinct(tables: Sequence[SourceTable], target: str) -> None:
         TableIneligibleError: it takes two of the names for one.
     """
     try:
-        check_distinct_names(target, (table.record.target for table in tables))
+        check_distinct_names(target, (table.record.place for table in tables))
     except SourceError as err:
         raise TableIneligibleError(err.message + _routes_hint(tables)) from None
 
 
 def _routes_hint(tables: Iterable[SourceTable]) -> str:
     """What is said beside advice about names, where those are of routes."""
-    routed = sorted(each.name for each in tables if each.target_name != each.name)
+    routed = sorted(each.name for each in tables if each.place != each.name)
     if not routed:
         return ""
     return f". Names are those in the target, by --route of {', '.join(routed[:_ROUTED_SHOWN])}"
@@ -266,6 +318,9 @@ def check_names(table: SourceTable, target: str) -> None:
         TableIneligibleError: with the option that gives columns other names.
     """
     where, names = (table.record.schema_name, table.record.table_name), table.mounter.schema.names
+    shard = table.record.shard
+    if shard is not None:
+        _check_shard_column(table.name, shard, names, target)
     # Targets compare names without case. Tidemark's own columns come first and keep their names,
     # so what is reported is the table's column.
     twice = {name for name, count in Counter(map(str.lower, names)).items() if count > 1}
@@ -277,6 +332,22 @@ def check_names(table: SourceTable, target: str) -> None:
             f"{renaming(where, own[:1], names)}; or leave it out by !{own[0]}"
         )
     try:
-        check_target_names(target, table.record.target, names[len(META_FIELDS) :])
+        check_target_names(target, table.record.place, names[len(META_FIELDS) :])
     except SourceError as err:
         raise TableIneligibleError(err.message + _routes_hint([table])) from None
+
+
+def _check_shard_column(name: str, shard: ShardOf, columns: Sequence[str], target: str) -> None:
+    way_out = f"choose another one in {{shard={shard.column}}} of --route"
+    if shard.column.lower() in map(str.lower, columns):
+        raise TableIneligibleError(
+            f"{name} cannot be a shard of {shard.name}, whose column {shard.column} tells shards "
+            f"apart: it has a column of that name, or Tidemark adds one; {way_out}"
+        )
+    try:
+        check_target_names(target, (shard.schema_name, shard.table_name), [shard.column])
+    except SourceError:
+        raise TableIneligibleError(
+            f"{name} cannot be a shard of {shard.name}: a {target} target cannot hold that table "
+            f"with a column {shard.column}; {way_out}, or another name of the table"
+        ) from None

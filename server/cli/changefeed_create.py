@@ -151,7 +151,8 @@ def _add_tables(create: argparse.ArgumentParser) -> None:
         default=[],
         metavar="TABLE=SCHEMA.NAME",
         help="the name of tables in the target, such as 'shop.*=lake.{schema}_{table}'; the first "
-        "one that is about a table decides",
+        "one that is about a table decides; 'shop_*.orders=shop.orders{shard=_shard}' merges tables into "
+        "one, whose column _shard has the source's name",
     )
     create.add_argument(
         "--mask",
@@ -173,7 +174,7 @@ def _add_tables(create: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML file with TiCDC's keys: [filter] rules and event-filters, [sink] column-selectors, "
         "ignore-ineligible-table, force-replicate, [scheduler] enable-table-across-nodes and region-threshold, and "
-        "[sink] dispatchers (target-schema, target-table), "
+        "[sink] dispatchers (target-schema, target-table, shard-column), "
         "column-masks and salt-file; the rules of --filter, --columns, --mask and --route follow those of the file",
     )
     create.add_argument("--tables", help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')

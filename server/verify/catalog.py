@@ -126,6 +126,11 @@ async def tables_at(
             f"{', '.join(keyless)}: without a key rows of the lake have none of the source to be "
             "compared with; compare other tables one by one, by their names"
         )
+    if shards := [each for each in names if in_force[each][1].shard is not None]:
+        raise VerifyUnsupportedError(
+            f"{', '.join(shards)}: merged in the lake with others, which cannot be compared yet; "
+            "compare other tables one by one, by their names"
+        )
     read: Callable[[TableRecord], SourceTable] = load(
         find_kind(scheme_of(info.source_uri)).table_at
     )

@@ -28,6 +28,7 @@ _MAX_INT64 = (1 << 63) - 1
 _WAIT_MS = 200
 _WAIT_MS_MAX = 20_000
 _BODY_BYTES_MAX = 1 << 20
+_SHARD = ("table", "column")
 _CODE = re.compile(r"Err[A-Za-z0-9]{1,60}")
 _UI = re.compile(r"https?://[A-Za-z0-9._\[\]:-]{1,200}")
 _MESSAGE_CHARACTERS_MAX = 2000
@@ -289,4 +290,5 @@ def _table(table: TableDescription) -> Answer:
         "schema_ts": table.schema_ts,
         "resolved_ts": table.resolved_ts,
         "checkpoint_ts": table.checkpoint_ts,
+        **({"shard": dict(zip(_SHARD, table.shard, strict=True))} if table.shard else {}),
     }

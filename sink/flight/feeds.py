@@ -48,6 +48,10 @@ class TableDescription:
     """
     resolved_ts: int
     checkpoint_ts: int
+    shard: tuple[str, str] | None = None
+    """The table that it is merged into in the target, and the column of that with its name; None:
+    it is not merged.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

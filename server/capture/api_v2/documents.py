@@ -335,8 +335,10 @@ def _routes(document: Mapping[str, Any]) -> list[str]:
     matcher = members.take("matcher", _is_texts, default=[])
     schema = members.take("target_schema", _is_text, default="") or "{schema}"
     table = members.take("target_table", _is_text, default="") or "{table}"
+    column = members.take("shard_column", _is_text, default="")
     members.check_empty()
-    return [f"{each}={schema}.{table}" for each in matcher]
+    shards = f"{{shard={column}}}" if column else ""
+    return [f"{each}={schema}.{table}{shards}" for each in matcher]
 
 
 def _mask_rule(table: str, masks: Mapping[str, Any]) -> str:

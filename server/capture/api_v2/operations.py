@@ -224,6 +224,10 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
         matcher={"type": "array", "items": _TEXT},
         target_schema={"type": "string", "description": "with {schema} and {table}"},
         target_table={"type": "string", "description": "with {schema} and {table}"},
+        shard_column={
+            "type": "string",
+            "description": "tables are merged into one, and told apart there by this column",
+        },
     ),
     "ColumnMask": _object(
         "matcher",

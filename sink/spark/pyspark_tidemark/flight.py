@@ -38,8 +38,16 @@ ACK_AGAIN_S: Final = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
+class Shard:
+    """Of which table of the target a table is a shard, and which column there has its name."""
+
+    table: str
+    column: str
+
+
+@dataclasses.dataclass(frozen=True)
 class TableMeta:
-    """One table of a changefeed as the captures hand it out."""
+    """One table of a changefeed as the captures hand it out, or several merged (`lake.shards`)."""
 
     name: str
     key: tuple[str, ...]
@@ -61,6 +69,10 @@ class TableMeta:
     """The identity of each column, which a rename keeps;
     empty if the capture is too old to say it.
     """
+    shard: Shard | None = None
+    """Where it is merged with others in the target."""
+    shards: "tuple[TableMeta, ...]" = ()
+    """The tables that it was merged from."""
 
 
 FILTER_UPDATE: Final = "/* tidemark changefeed update --filter"
@@ -367,9 +379,9 @@ def _table(item: dict[str, Any]) -> TableMeta:
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(item["schema"])))
     key, schema_ts = tuple(item["key"]), int(item.get("schema_ts", 0))
     plain, table_id = without_metadata(schema), int(item.get("table_id", 0))
-    return TableMeta(
-        item["table"], key, plain, schema_ts, defaults_of(schema), table_id, column_ids(schema)
-    )
+    defaults, ids, merged = defaults_of(schema), column_ids(schema), item.get("shard")
+    shard = None if merged is None else Shard(merged["table"], merged["column"])
+    return TableMeta(item["table"], key, plain, schema_ts, defaults, table_id, ids, shard)
 
 
 def _ddl(item: dict[str, Any]) -> Ddl:

@@ -7,6 +7,7 @@ target must.
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,9 +16,10 @@ from pyspark_tidemark.column_metadata import with_column_ids
 from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed, TableMeta
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.cut_record import CutRecord
+from pyspark_tidemark.lake.cut_record import CutRecord, Shown
 from pyspark_tidemark.lake.format import UPSERT
 from pyspark_tidemark.lake.schema import ENVELOPE, Policy, SchemaChange, lake_schema
+from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.target import Applied, Health, Kept
 
 Row = dict[str, Any]
@@ -139,6 +141,26 @@ class MemoryTarget:
         if old.name in self.tables:
             self.tables[new.name] = self.tables.pop(old.name)
 
+    def shards(self, table: TableMeta) -> set[str]:
+        return {row[table.key[0]] for row in self.tables[table.name].rows.values()}
+
+    def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
+        known = self.tables[table.name]
+        for step in steps:
+            for key, row in list(known.rows.items()):
+                if row[step.column] != step.shard:
+                    continue
+                del known.rows[key]
+                if step.is_gone:
+                    continue
+                values = {
+                    field.name: None if value is None else value.as_py()
+                    for field, value in step.filled
+                }
+                assert values.keys() <= row.keys()
+                changed = row | values | {step.column: step.new_name or step.shard}
+                known.rows[known.keyed(changed)] = changed
+
     def maintain(self, kept: Kept) -> Health | None:
         del kept
         return None
@@ -166,6 +188,9 @@ class MemoryManifest:
 
     def moved_at(self, ts: int) -> bool:
         return ts in self._moved
+
+    def shown(self) -> dict[str, Shown]:
+        return {}
 
     def cuts(self) -> list[CutRecord]:
         return [] if self.last is None else [self.last]

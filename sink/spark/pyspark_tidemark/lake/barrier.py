@@ -8,10 +8,12 @@ Invariants:
 3. A table is written to only with the schema that the target has for it.
 4. A table is known by the upstream's id: one of a name that an earlier, dropped table had begins
    empty, whatever columns the earlier one had.
+5. A table that is merged of shards (`lake.shards`) is one table here. Rows of a shard go before a
+   DDL changes the columns, and get other values after it.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -29,8 +31,16 @@ from pyspark_tidemark.lake.schema import (
     lake_schema,
     own_columns,
 )
+from pyspark_tidemark.lake.shards import (
+    ShardRows,
+    merged,
+    merged_ddl,
+    never_narrower,
+    shard_rows,
+    vanished,
+)
 from pyspark_tidemark.lake.soft_delete import MarkedTables
-from pyspark_tidemark.lake.target import StatementTarget, Target
+from pyspark_tidemark.lake.target import ShardTarget, StatementTarget, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +84,17 @@ class Barrier:
         Raises:
             SourceError: ErrSchemaChanged (by policy), ErrSchemaIncompatible, ErrRenameUnsupported.
         """
-        now = self._changefeed.describe(ts, known=self._known)
+        now = merged(self._changefeed.describe(ts, known=self._known))
         self._known = Known(ts, now.tables)
+        self._check_shards(now)
         ddls = [ddl for ddl in now.ddls if ddl.ts == ts]
         # The first cut makes its tables as they are above `ts`.
         if first or not ddls:
             return BarrierResult(now.tables)
-        before = self._changefeed.describe(ts - 1)
+        before = merged(self._changefeed.describe(ts - 1))
+        rows = _together(shard_rows(ddl, before.tables, now.tables) for ddl in ddls)
+        ddls = [merged_ddl(ddl, before.tables, now.tables) for ddl in ddls]
+        now = _changed_at(now, ts, {name for ddl in ddls for name in ddl.tables})
         self._require_allowed(ddls, before)
         # Of each DDL the renames first: a new table may take a name that a renamed one has left.
         dropped: list[str] = []
@@ -101,9 +115,12 @@ class Barrier:
         for name in sorted(changed):
             earlier = before.tables.get(old_names.get(name, name))
             is_emptied = any(name in ddl.truncated for ddl in ddls)
+            steps = rows.get(name, []) if self._behind(now.tables[name], ts) else []
+            self._change_rows(now.tables[name], [step for step in steps if step.is_gone])
             self.fitting(
                 now.tables[name], None if name in recreated else earlier, emptied=is_emptied
             )
+            self._change_rows(now.tables[name], [step for step in steps if not step.is_gone])
             self._rekey(earlier, now.tables[name], ts)
         return BarrierResult(
             now.tables,
@@ -124,9 +141,13 @@ class Barrier:
         Raises:
             SourceError: ErrSchemaChanged (by policy), ErrSchemaIncompatible, ErrKeyUnknown.
         """
-        now = self._changefeed.describe(ts)
+        now = merged(self._changefeed.describe(ts))
+        self._check_shards(now)
+        now = _changed_at(now, ts, now.tables)
         self._known = Known(ts, now.tables)
         for table in now.tables.values():
+            if table.shards and self._behind(table, ts) and isinstance(self._target, ShardTarget):
+                self._change_rows(table, vanished(table, self._target.shards(table)))
             self.fitting(table)
             if self._behind(table, ts):
                 self._target.rekey(table)
@@ -148,6 +169,7 @@ class Barrier:
         if position is None:
             return table
         actual = self._identified(self._target.schema(table), before)
+        table = never_narrower(table, actual)
         expected = self._target.storable(lake_schema(table, self._policy.mode))
         change = difference(actual, with_column_ids(expected, table.column_ids))
         if not change:
@@ -193,7 +215,7 @@ class Barrier:
                 f"{table.name} has changed: {change}; everything before it is committed; start "
                 "again with --schema-evolution evolve or ignore",
             )
-        if change.dropped and change.added and not change.ids:
+        if change.dropped and change.added and not change.ids and not table.shards:
             raise SourceError(
                 "ErrSchemaUnclear",
                 f"{table.name}: {change}, and the capture does not say whether a column was "
@@ -229,6 +251,35 @@ class Barrier:
             (field.name, scalar(table.defaults[field.name], field.type)) for field in defaulted
         )
         return dataclasses.replace(change, filled=filled)
+
+    def _check_shards(self, described: ChangefeedMeta) -> None:
+        """See that the target can keep merged tables, if there are any.
+
+        Raises:
+            SourceError: ErrModeUnsupported.
+        """
+        table = next((each for each in described.tables.values() if each.shards), None)
+        if table is None:
+            return
+        policy = self._policy
+        if not isinstance(self._target, ShardTarget) or policy.mode not in (UPSERT, APPEND):
+            raise SourceError(
+                "ErrModeUnsupported",
+                f"{table.name} is merged of shards, which Delta, Iceberg and Parquet can keep, in "
+                f"the modes {UPSERT} and {APPEND}: create the changefeed with such a target",
+            )
+        if policy.evolution == IGNORE:
+            raise SourceError(
+                "ErrModeUnsupported",
+                f"{table.name} is merged of shards, whose columns change one after the other: "
+                "start the job without --schema-evolution ignore",
+            )
+
+    def _change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
+        # A changelog's rows stay as they were sent.
+        if steps and self._policy.mode == UPSERT:
+            assert isinstance(self._target, ShardTarget), "_check_shards"
+            self._target.change_rows(table, steps)
 
     def _require_allowed(self, ddls: Sequence[Ddl], before: ChangefeedMeta) -> None:
         if self._policy.evolution != EXCEPTION:
@@ -350,6 +401,28 @@ class Barrier:
     def _behind(self, table: TableMeta, ts: int) -> bool:
         position = self._target.position(table)
         return position is not None and position <= ts
+
+
+def _together(parts: Iterable[Mapping[str, Sequence[ShardRows]]]) -> dict[str, list[ShardRows]]:
+    together: dict[str, list[ShardRows]] = {}
+    for part in parts:
+        for name, steps in part.items():
+            together.setdefault(name, []).extend(steps)
+    return together
+
+
+def _changed_at(described: ChangefeedMeta, ts: int, names: Iterable[str]) -> ChangefeedMeta:
+    """Merged tables of these names as of a schema change at `ts`: it may be one that ends a shard,
+    and gives none of those that stay another schema.
+    """
+    changed = {
+        name: dataclasses.replace(described.tables[name], schema_ts=ts)
+        for name in names
+        if name in described.tables and described.tables[name].shards
+    }
+    if not changed:
+        return described
+    return dataclasses.replace(described, tables=described.tables | changed)
 
 
 def _key(table: TableMeta) -> list[tuple[str, int]]:

@@ -5,7 +5,7 @@ else by the executors.
 import dataclasses
 import json
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.columns import map_in_arrow, quoted
 from pyspark_tidemark.lake.format import AUTO, DRIVER, SPARK
 from pyspark_tidemark.lake.schema import fitted
+from pyspark_tidemark.lake.shards import with_shard
 from pyspark_tidemark.lake.soft_delete import as_sent, as_sent_frame, marked, marked_frame
 
 DELETE, INSERT = "delete", "insert"
@@ -149,7 +150,7 @@ class Changes:
                 if self._comes_as_written:
                     yield batch
                 else:
-                    rows = pa.Table.from_batches([batch])
+                    rows = with_shard(pa.Table.from_batches([batch]), self.table, part.table)
                     rows = marked(rows) if self.soft_delete else rows
                     yield from fitted(rows, self.table.schema).to_batches()
 
@@ -162,17 +163,22 @@ class Changes:
         """
         if self.here:
             return session.createDataFrame(self.arrow, schema=self.spark_schema).coalesce(1)
+        if not self.table.shards:
+            return self._read_by_tasks(session, self.table.name)
+        shards = sorted({part.table for part in self.slices})
+        return reduce(DataFrame.union, [self._read_by_tasks(session, each) for each in shards])
+
+    def _read_by_tasks(self, session: SparkSession, name: str) -> DataFrame:
+        """The changes of the table, or of one shard of it."""
         reader = session.read.format("tidemark").options(**self.source_options)
-        bounds = {
-            "table": self.table.name,
-            "startTs": str(self.start_ts),
-            "endTs": str(self.end_ts),
-        }
+        bounds = {"table": name, "startTs": str(self.start_ts), "endTs": str(self.end_ts)}
         if self.changefeed.traceparent:
             bounds["traceparent"] = self.changefeed.traceparent
         frame = _with_keys(self.table, reader.options(**bounds).load())
         if self._comes_as_written:
             return frame
+        if self.table.shards:
+            frame = frame.withColumn(self.table.key[0], F.lit(name))
         frame = marked_frame(frame) if self.soft_delete else frame
         return frame.select(*_fitted(frame.schema, self.spark_schema))
 
@@ -192,7 +198,7 @@ class Changes:
 
     @property
     def _comes_as_written(self) -> bool:
-        return self.read_schema is None and not self.soft_delete
+        return self.read_schema is None and not self.soft_delete and not self.table.shards
 
     def counted(self, session: SparkSession) -> Counted:
         """Rows and checksum; executors read their rows once more for it, unless they have counted

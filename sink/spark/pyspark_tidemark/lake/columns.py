@@ -42,6 +42,23 @@ def literal(value: Any, kind: Any) -> Column:
     return F.lit(plain).cast(from_arrow_type(kind))
 
 
+def sql_literal(value: Any, kind: Any) -> str:
+    """The same as text of a statement."""
+    sql_type = from_arrow_type(kind).simpleString()
+    if value is None:
+        return f"CAST(NULL AS {sql_type})"
+    if pa.types.is_binary(kind):
+        return f"X'{value.as_py().hex()}'"
+    text = pa.array([value.as_py()], kind).cast(pa.string())[0].as_py()
+    return f"CAST({text_literal(text)} AS {sql_type})"
+
+
+def text_literal(text: str) -> str:
+    """A text in a statement."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 def with_columns(frame: Any, added: Any, filled: dict[str, Any]) -> Any:
     """A DataFrame with more columns (pyarrow fields), the same in each row: `filled` or null."""
     return frame.withColumns(

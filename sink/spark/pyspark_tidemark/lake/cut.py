@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -40,6 +40,7 @@ from pyspark_tidemark.lake.format import AUTO, SOFT_DELETE, SPARK
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.session import SparkThreads
+from pyspark_tidemark.lake.shards import merged, owners
 from pyspark_tidemark.lake.soft_delete import MarkedTables
 from pyspark_tidemark.lake.target import Target, TaskTarget, VersionedTarget, path_part, removed
 from pyspark_tidemark.options import LOGICAL_BITS
@@ -267,6 +268,7 @@ class CutApplier:
         """Give tables that have yet to be looked at the names that they have above a barrier."""
         if self._unchecked is None:
             self._unchecked = {} if self._manifest.last is None else self._manifest.shown()
+            _check_merged(barrier_result.tables, self._unchecked)
         self._unchecked = after_statements(
             self._unchecked, barrier_result.dropped, barrier_result.renamed
         )
@@ -299,10 +301,11 @@ class CutApplier:
         planned: Sequence[SliceEndpoint],
     ) -> Sequence[TableCut]:
         slices: dict[str, list[SliceEndpoint]] = defaultdict(list)
-        for part in planned:
-            slices[part.table].append(part)
-        self._write = self._write_of(planned)
         tables = barrier_result.tables
+        merged_in = owners(tables)
+        for part in planned:
+            slices[merged_in.get(part.table, part.table)].append(part)
+        self._write = self._write_of(planned)
         if unknown := sorted(slices.keys() - tables.keys()):
             # The cut was planned right before the changefeed got another table filter.
             raise SourceError(
@@ -371,11 +374,9 @@ class CutApplier:
         # The table is inside of the cut, as where another job had announced a shorter one: it gets
         # the rest only, and its rows of before stay.
         if position is not None and position > start_ts:
-            start_ts, slices, emptied = (
-                position,
-                self._changefeed.plan(position, end_ts, [table.name]),
-                False,
-            )
+            names = [shard.name for shard in table.shards] or [table.name]
+            slices, emptied = self._changefeed.plan(position, end_ts, names), False
+            start_ts = position
         changes = self._changes(self._fitting(table, position), table, start_ts, end_ts, slices)
         return _TableWork(dataclasses.replace(changes, emptied=emptied), position is None)
 
@@ -515,11 +516,27 @@ def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord 
     return last
 
 
+def _check_merged(tables: Mapping[str, TableMeta], shown: Mapping[str, Shown]) -> None:
+    """See that no shard is a table of its own in the lake: its rows would be missing where shards
+    are merged.
+
+    Raises:
+        SourceError: ErrTargetSchema.
+    """
+    for shard, table in owners(tables).items():
+        if shard in shown and shard not in tables:
+            raise SourceError(
+                "ErrTargetSchema",
+                f"the lake has the table {shard}, as an older lake job writes it, and it is to be "
+                f"merged into {table}: start a new changefeed and target",
+            )
+
+
 def _ended_tables(manifest: Manifest, described: ChangefeedMeta) -> tuple[str, ...]:
     """Tables of the lake that the changefeed does not have any more;
     what happened to them was skipped.
     """
-    return tuple(sorted(manifest.shown().keys() - described.tables.keys()))
+    return tuple(sorted(manifest.shown().keys() - merged(described).tables.keys()))
 
 
 def _result(name: str, writing: "Future[_Outcome]") -> _Outcome:

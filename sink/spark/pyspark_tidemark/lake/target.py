@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import unicodedata
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
@@ -21,12 +22,14 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, Ddl, TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.cut_record import Shown
 from pyspark_tidemark.lake.cut_tasks import TaskWriter
 from pyspark_tidemark.lake.format import ROW_MODES
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.registry import find_format
 from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.sink_uri import SinkUri
 
 _ESCAPE = "~"
@@ -171,6 +174,19 @@ class TaskTarget(Protocol):
 
 
 @runtime_checkable
+class ShardTarget(Protocol):
+    """What a target offers besides that can keep tables which are merged of shards."""
+
+    def shards(self, table: TableMeta) -> set[str]:
+        """The shards of which the table has rows; in mode `upsert`."""
+
+    def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
+        """Change the rows of shards, in mode `upsert`: each step for itself, or all at once.
+        Harmless when repeated.
+        """
+
+
+@runtime_checkable
 class StatementTarget(Protocol):
     """What a target offers besides that holds DDL statements themselves, as a log does."""
 
@@ -255,6 +271,12 @@ def open_connector(lake_format: str) -> LakeConnector:
         )
     connector: LakeConnector = record.implementation()()
     return connector
+
+
+def shards_in(rows: DataFrame, table: TableMeta) -> set[str]:
+    """The shards of which there are rows of a merged table."""
+    found = rows.select(quoted(table.key[0])).distinct().collect()
+    return {row[0] for row in found}
 
 
 def removed(table: str) -> SourceError:

@@ -105,7 +105,11 @@ class Feed:
         self.holds = Holds()
         self.sink.withhold(self.holds)
         catalog = SimpleNamespace(
-            versions=self.versions, refusal=None, holds=self.holds, left_out=frozenset()
+            versions=self.versions,
+            refusal=None,
+            holds=self.holds,
+            left_out=frozenset(),
+            record=lambda _: SimpleNamespace(shard=None),
         )
         self.catalog = catalog
         reading = self.reading = Reading(0.0)

@@ -1,5 +1,6 @@
 """Routes: which names a target has of which tables, and that two tables never have one."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,20 +13,28 @@ from server.capture.catalog import FeedCatalog, Terms
 from server.capture.creation import TableSelection, eligible
 from server.capture.source.mysql import mysql_table
 from server.changefeed.filter import TableFilter
-from server.changefeed.history import History, SchemaChange
+from server.changefeed.history import History, SchemaChange, by_id, table_json
+from server.changefeed.records import SchemaRecords
 from server.changefeed.routes import (
     NAME_CHARACTERS_MAX,
+    NO_ROUTES,
     RULES_MAX,
     RouteRuleError,
     RouteRules,
     TableRouteConflictError,
+    check_merging,
+    check_taken_over,
 )
-from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
+from server.changefeed.table import ShardOf, SourceTable, TableIneligibleError, TableRecord
 from server.puller.source import TableChange
+from server.verify.catalog import LakeCut, tables_at
+from server.verify.errors import VerifyUnsupportedError
+from sorter.errors import RangeCleanedError
 from storage.mysql.schema import Column, Table, Type
 
 SOURCE: Any = SimpleNamespace(table=lambda record, _before=None: mysql_table(record))
 START = 1
+MYSQL = "mysql://u@h:3306"
 
 
 def record(name: str, number: int = 7, schema: str = "shop") -> TableRecord:
@@ -265,3 +274,168 @@ def _mirrored(ddl: Any) -> Any:
     }
     renamed = tuple((_other(old), _other(new)) for old, new in ddl.renamed)
     return type(ddl)(ddl.ts, ddl.query, **members, renamed=renamed)
+
+
+MERGE = "/^[abc]$/.t*=l.t{shard=_shard}"
+ID = Column(name="id", type=Type.LONG, nullable=False, id=1)
+V = Column(name="v", type=Type.LONG, id=2)
+
+
+def shard(schema: str, *columns: Column, name: str = "t", key: tuple[str, ...] = ("id",)) -> Any:
+    number = {"a": 7, "b": 8, "c": 9}[schema]
+    return TableRecord(schema, Table(number, name, columns or (ID, V), key).to_doc())
+
+
+def test_tables_of_a_route_with_a_shard_column_are_one_in_the_target() -> None:
+    rules = (MERGE, "a.u=x.y")
+    tables = [*chosen(shard("a"), shard("b"), record("u", 1, "a"), rules=rules).read]
+    assert [(each.target_name, each.place) for each in tables] == [
+        ("a.t", "l.t"),
+        ("b.t", "l.t"),
+        ("x.y", "x.y"),
+    ]
+    again = SchemaChange.from_json(
+        1, SchemaChange(1).head_json(), [table_json(each.record) for each in tables]
+    )
+    assert [each.shard for each in by_id(again.tables)] == [
+        None,
+        ShardOf("l", "t", "_shard"),
+        ShardOf("l", "t", "_shard"),
+    ]
+    assert tables[0].record.whole == shard("a")
+    assert RouteRules(()).of(tables[0].record) == shard("a")
+    names = [
+        each.record.place
+        for each in chosen(shard("a"), rules=("a.*={table}.{schema}{shard=s}",)).read
+    ]
+    assert names == [("t", "a")]
+
+
+@pytest.mark.parametrize("end", ["{shard}", "{shard=}", "{shard=a b}", "{shard=1}", "{shard=s}x"])
+def test_a_shard_column_has_a_plain_name(end: str) -> None:
+    with pytest.raises(RouteRuleError, match="the route"):
+        RouteRules([f"*.t=l.t{end}"])
+
+
+@pytest.mark.parametrize(
+    ("other", "rules", "message"),
+    [
+        (
+            shard("b", ID, V, key=("id", "v")),
+            (MERGE,),
+            "the key is id int32 in a.t and id int32, v",
+        ),
+        (shard("b", replace(ID, type=Type.LONGLONG), V), (MERGE,), "the key is id int32 in a.t"),
+        (shard("b", ID, replace(V, type=Type.BLOB)), (MERGE,), "column v is"),
+        (shard("b", ID, replace(V, name="V")), (MERGE,), "v of a.t is V in b.t"),
+        (shard("b"), ("a.t=l.t{shard=_shard}", "b.t=l.t"), "would both be l.t"),
+        (shard("b"), ("a.t=l.t{shard=_shard}", "b.t=l.t{shard=s}"), "would both be l.t"),
+        (shard("b"), ("a.t=b.t{shard=_shard}",), "would both be b.t"),
+        (shard("b"), ("a.t=l.t{shard=_shard}", "b.t=a.t"), "would both be a.t"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused_by_name(other: Any, rules: Any, message: str) -> None:
+    with pytest.raises(TableRouteConflictError) as err:
+        chosen(shard("a"), other, rules=rules)
+    assert message in err.value.message
+
+
+def test_a_table_with_the_shard_column_s_name_and_names_that_a_lake_cannot_hold_are_refused() -> (
+    None
+):
+    with pytest.raises(TableIneligibleError, match=r"a\.t cannot be a shard of l\.t"):
+        chosen(shard("a", ID, replace(V, name="_SHARD")), rules=(MERGE,))
+    with pytest.raises(TableIneligibleError, match="cannot be a shard"):
+        chosen(shard("a"), rules=("a.t=l.t{shard=_op}",))
+    with pytest.raises(TableIneligibleError, match=r"a column cut; .*\{shard=cut\}"):
+        chosen(shard("a"), rules=("a.t=l.t{shard=cut}",), lake="parquet")
+
+
+@pytest.mark.parametrize(
+    ("source", "sink", "why"),
+    [
+        ("", "delta:///l", "mysql://"),
+        ("pump://", "delta:///l", "mysql://"),
+        (MYSQL, "spark://", "lakes of Delta"),
+        (MYSQL, "postgresql://u@h/d", "lakes of Delta"),
+        (MYSQL, "kafka://h/t", "lakes of Delta"),
+        (MYSQL, "delta:///l?mode=scd2", "the modes upsert and append"),
+        (MYSQL, "iceberg:///l?mode=soft-delete", "the modes upsert and append"),
+        (MYSQL, "delta:///l?schema-evolution=ignore", "schema-evolution=ignore"),
+        (MYSQL, "delta:///l?mode=append", ""),
+        (MYSQL, "parquet:///l", ""),
+        (MYSQL, "iceberg:///l?on-drop=drop", ""),
+    ],
+)
+def test_what_cannot_merge_yet_is_refused_before_the_source_is_asked(
+    source: str, sink: str, why: str
+) -> None:
+    check_merging(NO_ROUTES, source, sink, is_audited=True)
+    if why:
+        with pytest.raises(RouteRuleError, match="merges tables") as err:
+            check_merging(RouteRules((MERGE,)), source, sink)
+        assert why in err.value.message
+        return
+    check_merging(RouteRules((MERGE,)), source, sink)
+    with pytest.raises(RouteRuleError, match="--audit"):
+        check_merging(RouteRules((MERGE,)), source, sink, is_audited=True)
+
+
+async def test_ddl_of_shards_that_the_target_could_not_follow_is_refused_and_changes_nothing() -> (
+    None
+):
+    rules = (MERGE, "*.x=l.x{shard=_shard}")
+    feed = catalog(rules, routed(rules, shard("a"), shard("b")))
+    assert {each.name for each in feed.versions.at(START)} == {"a.t", "b.t"}
+    for moved, dropped, why in (
+        (shard("a", ID, replace(V, name="w")), (), "column v of a.t, a shard of l.t, becomes w"),
+        (shard("a", name="x"), ("a.t",), "its rows would go from l.t to l.x"),
+        (shard("a", name="u"), ("a.t",), "its rows would go from l.t to a.u"),
+        (shard("a", ID, replace(V, type=Type.BLOB)), (), "column v is"),
+        (shard("a", ID, V, key=("v",)), (), "the key is"),
+        (shard("c", ID, replace(V, type=Type.BLOB)), (), "column v is"),
+    ):
+        with pytest.raises(TableRouteConflictError) as err:
+            await feed.change(TableChange(2, "DDL", (taken(feed, moved),), dropped))
+        assert why in err.value.message
+        assert "changefeed update -c f --filter" in err.value.message
+    taken_name = TableRecord("b", {**shard("a").table_info})
+    chain = (taken(feed, taken_name), taken(feed, shard("b", name="t2")))
+    with pytest.raises(TableRouteConflictError, match="the name of another shard"):
+        await feed.change(TableChange(2, "RENAME", chain, ("a.t",)))
+    with pytest.raises(TableRouteConflictError, match=r"would both be l\.t"):
+        await feed.change(TableChange(2, "CREATE", (taken(feed, record("t", 1, "l")),)))
+    assert not feed.versions.ddls(2)
+    wide = taken(feed, shard("a", ID, replace(V, type=Type.LONGLONG), replace(V, name="n", id=3)))
+    await feed.change(TableChange(2, "ALTER", (wide,)))
+    await feed.change(TableChange(3, "RENAME", (taken(feed, shard("a", name="t2")),), ("a.t",)))
+    await feed.change(TableChange(4, "CREATE", (taken(feed, shard("c")),)))
+    await feed.change(TableChange(5, "DROP", dropped=("b.t",)))
+    for each in (feed, catalog(rules, *feed.history)):
+        assert each.versions.ddls(3)[0].renamed == (("a.t", "a.t2"),)
+        shards = {version.name: each.record(version).shard for version in each.versions.at(5)}
+        assert shards == dict.fromkeys(("a.t2", "c.t"), ShardOf("l", "t", "_shard"))
+    with pytest.raises(RangeCleanedError):
+        feed.record(replace(feed.versions.at(5)[0], from_ts=1234))
+
+
+def test_a_shard_takes_what_is_another_one_s_place_and_no_other_table_does() -> None:
+    merged = RouteRules((MERGE,)).of
+    check_taken_over([merged(shard("a"))], [merged(shard("b"))], "")
+    plain = RouteRules(("a.t=l.t",)).of(shard("a"))
+    for coming, going in ((plain, merged(shard("b"))), (merged(shard("b")), plain)):
+        with pytest.raises(TableRouteConflictError, match=r"both are l\.t"):
+            check_taken_over([coming], [going], "")
+
+
+async def test_verify_compares_other_tables_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load(*_: object) -> list[SchemaChange]:
+        return [routed((MERGE,), shard("a"), record("u", 1, "z"))]
+
+    monkeypatch.setattr(SchemaRecords, "load", load)
+    no_meta: Any = None
+    info: Any = SimpleNamespace(id="f", source_uri=MYSQL)
+    with pytest.raises(VerifyUnsupportedError, match=r"a\.t: merged in the lake with others"):
+        await tables_at(no_meta, info, LakeCut(9), None)
+    [table] = await tables_at(no_meta, info, LakeCut(9), "z.u")
+    assert table.target_name == "z.u"

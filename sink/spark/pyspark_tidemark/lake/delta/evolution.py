@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark_tidemark.column_metadata import COLUMN_ID
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.columns import with_columns
+from pyspark_tidemark.lake.columns import quoted, sql_literal, text_literal, with_columns
 from pyspark_tidemark.lake.compaction import MOST_BYTES
 from pyspark_tidemark.lake.delta.files import DataFile, all_removed, by_partition, joined
 from pyspark_tidemark.lake.delta.log import (
@@ -33,6 +33,7 @@ from pyspark_tidemark.lake.delta.log import (
 )
 from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables, identified, partitioned
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
+from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.soft_delete import mark_all
 
 _WITHOUT_ZONE = {"delta.feature.timestampNtz": "supported"}
@@ -201,6 +202,23 @@ def empty(tables: DeltaTables, name: str) -> None:
 def mark_deleted(tables: DeltaTables, name: str, ts: int) -> None:
     """Mark all rows of a soft-delete table at `ts`; doing it again changes nothing."""
     tables.sql(name, mark_all(tables.sql_name(name), ts))
+
+
+def change_rows(tables: DeltaTables, name: str, steps: Sequence[ShardRows]) -> None:
+    """Change the rows of shards, in one commit for each; doing it again changes nothing."""
+    table = tables.sql_name(name)
+    for step in steps:
+        where = f"WHERE {quoted(step.column)} = {text_literal(step.shard)}"
+        if step.is_gone:
+            tables.sql(name, f"DELETE FROM {table} {where}")  # noqa: S608 - quoted
+            continue
+        values = [
+            f"{quoted(field.name)} = {sql_literal(value, field.type)}"
+            for field, value in step.filled
+        ]
+        if step.new_name:
+            values.append(f"{quoted(step.column)} = {text_literal(step.new_name)}")
+        tables.sql(name, f"UPDATE {table} SET {', '.join(values)} {where}")  # noqa: S608 - quoted
 
 
 def begin_anew(tables: DeltaTables, table: TableMeta) -> None:

@@ -2,7 +2,7 @@
 Its connector reads a table at a version, and repairs rows by one MERGE.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +24,7 @@ from pyspark_tidemark.lake.hadoop import move, remove
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.schema import SchemaChange, check_held, check_key
+from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.target import (
     Applied,
     Health,
@@ -33,6 +34,7 @@ from pyspark_tidemark.lake.target import (
     StoredTable,
     Target,
     check_replaceable,
+    shards_in,
 )
 
 _WRITERS: dict[str, Callable[[DeltaTables], Writer]] = {
@@ -146,6 +148,15 @@ class DeltaTarget:
             evolution.mark_deleted(self._tables, table.name, ts)
         elif self._mode == SCD2:
             evolution.end_current(self._tables, table.name, ts)
+
+    def shards(self, table: TableMeta) -> set[str]:
+        """Read from the newest version."""
+        frame = self._tables.session(table.name).read.format("delta")
+        return shards_in(frame.load(self._tables.path(table.name)), table)
+
+    def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
+        """One version for each step that changes rows."""
+        evolution.change_rows(self._tables, table.name, steps)
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
         """One version without rows and with the new columns (upsert, soft-delete), else as

@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.columns import map_in_arrow, with_columns
+from pyspark_tidemark.lake.columns import literal, map_in_arrow, quoted, with_columns
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task
 from pyspark_tidemark.lake.iceberg.partition_specs import PartitionSpecs
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.types import type_name
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
+from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.soft_delete import all_gone
 
 NO_PARENT = None
@@ -135,6 +137,46 @@ def mark_deleted(spark: SparkSession, catalog: Catalog, name: str, ts: int) -> N
         rewrite = _rewritten(catalog, transaction, old, all_gone(old.frame(), ts))
         position = catalog.position(transaction.table(), name)
         catalog.fenced(transaction, rewrite, position or ts)
+
+
+def change_rows(
+    spark: SparkSession, catalog: Catalog, name: str, steps: Sequence[ShardRows]
+) -> None:
+    """Change the rows of shards, in one commit; doing it again changes nothing.
+
+    Nobody else may commit meanwhile.
+    """
+    table = catalog.load(name)
+    if table.currentSnapshot() is None:
+        return
+    transaction = catalog.begin(table)
+    old = Snapshot(spark.newSession(), catalog, table, table.currentSnapshot().snapshotId())
+    concerned = F.col(quoted(steps[0].column)).isin([step.shard for step in steps])
+    if not old.data or old.frame().where(concerned).isEmpty():
+        return
+    rows = old.frame()
+    for step in steps:
+        rows = _changed(rows, step)
+    rewrite = _rewritten(catalog, transaction, old, rows)
+    catalog.fenced(transaction, rewrite, catalog.position(transaction.table(), name) or 0)
+
+
+def _changed(rows: DataFrame, step: ShardRows) -> DataFrame:
+    is_shard = F.col(quoted(step.column)) == F.lit(step.shard)
+    if step.is_gone:
+        return rows.where(~is_shard)
+    values = {field.name: literal(value, field.type) for field, value in step.filled}
+    if step.new_name:
+        values[step.column] = F.lit(step.new_name)
+    columns = [
+        F.when(is_shard, values[name].cast(rows.schema[name].dataType))
+        .otherwise(F.col(quoted(name)))
+        .alias(name)
+        if name in values
+        else F.col(quoted(name))
+        for name in rows.columns
+    ]
+    return rows.select(*columns)
 
 
 def _rewritten(catalog: Catalog, transaction: Any, old: Snapshot, rows: DataFrame) -> Any:

@@ -34,6 +34,7 @@ from pyspark_tidemark.lake.iceberg.catalog import CUT, Catalog, Send
 from pyspark_tidemark.lake.iceberg.evolution import (
     add_filled,
     begin_anew,
+    change_rows,
     evolve,
     free_former_key,
     mark_deleted,
@@ -69,6 +70,7 @@ from pyspark_tidemark.lake.schema import (
     lake_columns,
     lake_schema,
 )
+from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.target import (
     Applied,
     Health,
@@ -79,6 +81,7 @@ from pyspark_tidemark.lake.target import (
     Target,
     removed,
     rolled_back,
+    shards_in,
     table_path,
 )
 
@@ -259,15 +262,28 @@ class IcebergTarget:
 
     def is_empty(self, table: TableMeta) -> bool:
         """Read from the current snapshot."""
+        frame = self._frame(table)
+        return frame is None or bool(frame.isEmpty())
+
+    def shards(self, table: TableMeta) -> set[str]:
+        """Read from the current snapshot."""
+        frame = self._frame(table)
+        return set() if frame is None else shards_in(frame, table)
+
+    def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
+        """One snapshot with all steps, if they change rows."""
+        self._forget(table.name)
+        with self._committing:
+            change_rows(self._spark, self._catalog, table.name, steps)
+
+    def _frame(self, table: TableMeta) -> DataFrame | None:
+        """The rows of the current snapshot; None: there is none."""
         stored = self._catalog.load(table.name)
         snapshot = stored.currentSnapshot()
         if snapshot is None:
-            return True
-        return bool(
-            Snapshot(self._spark.newSession(), self._catalog, stored, snapshot.snapshotId())
-            .frame()
-            .isEmpty()
-        )
+            return None
+        session = self._spark.newSession()
+        return Snapshot(session, self._catalog, stored, snapshot.snapshotId()).frame()
 
     def truncate(self, table: TableMeta, ts: int) -> None:
         """A snapshot without rows (upsert), with all of them marked (soft-delete), or as it is

@@ -56,6 +56,7 @@ from pyspark_tidemark.lake.format import APPEND
 from pyspark_tidemark.lake.hadoop import HadoopFiles, move, remove
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.target import (
     Applied,
     Health,
@@ -142,6 +143,14 @@ class Changelog(ABC):
         readers at a cut leave out the cuts below it.
         """
         mark(self._files(table), ts, with_column_ids(table.schema, table.column_ids))
+
+    def shards(self, table: TableMeta) -> set[str]:
+        """None: a changelog holds changes, and does not know of which rows are left."""
+        del table
+        return set()
+
+    def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
+        """Do nothing: a changelog keeps the rows of before."""
 
     def maintain(self, kept: Kept) -> Health | None:
         """Do nothing: a changelog is kept as it is."""
