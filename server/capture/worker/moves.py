@@ -118,14 +118,20 @@ class TableMover:
                 continue
             if names == balanced:
                 if loop.time() >= split_s + _SPLIT_EVERY_S:
-                    await self._split(list(there.values()))
+                    await self._split(self._staying(there))
                     split_s = loop.time()
                 if loop.time() >= weighed_s + _WEIGH_EVERY_S:
-                    await self._weigh(list(there.values()))
+                    await self._weigh(self._staying(there))
                     weighed_s = loop.time()
             elif await self._balance(there, shares):
                 balanced, weighed_s = names, loop.time()
                 split_s = weighed_s
+
+    def _staying(self, there: Mapping[str, Worker]) -> list[Worker]:
+        """The workers of the run that are there: as the run knows them, since one that was out of
+        reach for a moment is another object there.
+        """
+        return [worker for worker in self._tables.placement.workers if worker.name in there]
 
     async def move(self, span: Span, target: Worker) -> None:
         """Move one table, as somebody asks for it; returns when it has moved.
@@ -185,7 +191,7 @@ class TableMover:
             self._is_by_hand = False
         for name in there.keys() - names:
             await self._join(there[name], shares)
-        staying = [worker for worker in placement.workers if worker.name in there]
+        staying = self._staying(there)
         has_split = await self._split(staying)
         division = await self._division(0.0)
         while await self._step(staying, division):

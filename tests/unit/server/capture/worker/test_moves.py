@@ -677,6 +677,49 @@ def test_a_table_is_split_when_captures_join_and_put_together_when_they_leave():
     simulated(run())
 
 
+def test_a_capture_that_was_out_of_reach_for_a_moment_is_the_same_one():
+    """As its table grew, the changefeed failed: the capture that came back had no share."""
+
+    async def run():
+        cluster = made(asyncio.get_running_loop(), region_threshold=3)
+        big = cluster.catalog.tables[0].span
+        cluster.workers.all["b"] = known = ModelWorker("b", cluster.upstream)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(cluster.keep_running())
+            await cluster.passes(15)
+            cluster.workers.all["b"] = ModelWorker("b", cluster.upstream)
+            carry_out(cluster, ("regions", 0, [1, 3, 5]), None, [])
+            await cluster.passes(60)
+            placement = tables_of(cluster).placement
+            workers = [placement.worker(span) for span in placement.parts(big)]
+            assert {*workers} == {cluster.workers.all[OWNER], known}
+            assert not cluster.errors
+            running.cancel()
+
+    simulated(run())
+
+
+def test_a_capture_that_was_out_of_reach_for_a_moment_keeps_its_tables():
+    """Where tables were moved for their weight, it was taken for one that leaves."""
+
+    async def run():
+        cluster = made(asyncio.get_running_loop())
+        cluster.workers.all["b"] = known = ModelWorker("b", cluster.upstream)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(cluster.keep_running())
+            await cluster.passes(15)
+            placement = tables_of(cluster).placement
+            cluster.workers.all["b"] = ModelWorker("b", cluster.upstream)
+            hot = placement.tables()[cluster.workers.all[OWNER]][0]
+            cluster.upstream.hot[hot] = Traffic(1000.0, 10e6)
+            await cluster.passes(40)
+            assert len(placement.tables()[known]) >= TABLES // 2
+            assert not cluster.errors
+            running.cancel()
+
+    simulated(run())
+
+
 def test_a_table_whose_schema_changes_while_it_is_being_split_stays_whole_until_later():
     async def run():
         cluster = made(asyncio.get_running_loop(), region_threshold=2)
