@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Shard, TableMeta
+from pyspark_tidemark.lake.barrier import Barrier
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.format import APPEND, DROP, IGNORE, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.schema import ENVELOPE, Policy
@@ -224,6 +225,22 @@ def test_a_column_stays_as_wide_as_a_shard_that_is_gone_had_it():
     table = target.tables["lake.t"]
     assert table.schema.field("a").type == WIDE
     assert [row["a"] for row in table.rows.values()] == [2]
+
+
+def test_rows_of_a_shard_that_went_in_a_skipped_stretch_go():
+    feed, target, manifest = ShardedFeed(), MemoryTarget(), MemoryManifest()
+    feed.create(0, "s1.t", id=INT, a=WIDE)
+    feed.create(0, "s2.t", id=INT, b=INT)
+    feed.put(5, "s1.t", {"id": 1, "a": 1})
+    feed.put(6, "s2.t", {"id": 1, "b": 1})
+    feed.drop(10, "s1.t")
+    feed.alter(20, "s2.t", "ADD", {}, {}, (), id=INT, b=INT, c=TEXT)
+    _applier(feed, target, manifest).apply(Cut(0, 0, 7))
+    result = Barrier(feed, target, manifest, Policy(UPSERT)).catch_up(30)
+    assert result.changed == {"lake.t"}
+    table = target.tables["lake.t"]
+    assert [(row["_shard"], row["id"]) for row in table.rows.values()] == [("s2.t", 1)]
+    assert table.columns == ["_shard", "id", "b", "c"]
 
 
 def _applier(feed, target, manifest, policy=None):
