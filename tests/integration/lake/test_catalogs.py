@@ -19,6 +19,7 @@ from pyspark_tidemark.lake.iceberg.java_catalog import Together, java_catalog
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest, cuts_in_catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.maintenance import KeptCuts
+from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.reading import as_of_cut, version_at
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import SinkUri
@@ -31,11 +32,18 @@ pytestmark = pytest.mark.timeout(300)
 CUTS = tuple(range(100, 1001, 100))
 
 
-def keep(spark, changefeed, captures, root, ends, *, mode="upsert"):
+PARTITIONS = PartitionRules.parse(
+    "bank.accounts=truncate(50,balance),bucket(2,id); bank.kinds=amount"
+)
+
+
+def keep(spark, changefeed, captures, root, ends, *, mode="upsert", partitions=None):
     """One life of a job."""
     options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
     with CatalogManifest.opened(spark, root, "bank", mode=mode) as manifest:
-        target = IcebergTarget(spark, root, "bank", mode=mode, compact_every=0)
+        target = IcebergTarget(
+            spark, root, "bank", mode=mode, compact_every=0, partitions=partitions
+        )
         target.together = manifest.together
         cuts = CutApplier(
             changefeed,
@@ -58,7 +66,8 @@ def test_tables_in_a_catalog_equal_the_replay_over_two_lives(
     spark, changefeed, captures, upstream, rest, root
 ):
     keep(spark, changefeed, captures, root, CUTS[:1])
-    keep(spark, changefeed, captures, root, CUTS[1:3])
+    # Partitioned from then on, beside the files of before.
+    keep(spark, changefeed, captures, root, CUTS[1:3], partitions=PARTITIONS)
     shown = rest.rows("mysql.bank.accounts")
     assert balances(shown) == held(upstream, CUTS[2])
 
@@ -94,7 +103,7 @@ def test_tables_of_format_version_2_have_equality_deletes(
 def test_a_table_is_repaired_and_read_at_its_cut_and_its_job_goes_on(
     spark, changefeed, captures, upstream, root, tmp_path
 ):
-    keep(spark, changefeed, captures, root, CUTS[:1])
+    keep(spark, changefeed, captures, root, CUTS[:1], partitions=PARTITIONS)
     uri, question = SinkUri.parse(f"iceberg+{root}"), asked(upstream, CUTS[0])
     some = pa.Table.from_batches([state(upstream, CUTS[0]).slice(0, 2)])
     with CatalogManifest.opened(spark, root, "bank", idle_s=0.01) as manifest:
@@ -102,7 +111,7 @@ def test_a_table_is_repaired_and_read_at_its_cut_and_its_job_goes_on(
         side.check_repair(question)
         repaired = side.repair(question, some.select(list(KEY)), some)
         assert version_at(str(uri), NAME) == repaired
-    keep(spark, changefeed, captures, root, CUTS[1:2])
+    keep(spark, changefeed, captures, root, CUTS[1:2], partitions=PARTITIONS)
     rows = as_of_cut(spark, str(uri), 150)[NAME].collect()
     held_there = {key: row["amount"] for key, row in upstream.kinds.state(CUTS[0]).items()}
     assert {(row.k1, row.k2): row.amount for row in rows} == held_there

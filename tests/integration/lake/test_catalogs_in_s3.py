@@ -9,7 +9,7 @@ from pyspark_tidemark.lake.iceberg import files as iceberg_files
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest, cuts_in_catalog
 from pyspark_tidemark.lake.reading import as_of_cut
 
-from tests.integration.lake.test_catalogs import CUTS, keep
+from tests.integration.lake.test_catalogs import CUTS, PARTITIONS, keep
 from tests.integration.lake.test_iceberg import balances, held
 
 pytestmark = [
@@ -31,14 +31,14 @@ def test_tasks_write_read_and_compact_tables(
     for most in ("DRIVER_READ_MAX_BYTES", "ARROW_READ_MAX_BYTES"):
         monkeypatch.setattr(changes, most, -1)
     monkeypatch.setattr(iceberg_files, "SHARE_BYTES", 4096)
-    target = keep(spark, changefeed, captures, root, CUTS[:2])
+    target = keep(spark, changefeed, captures, root, CUTS[:2], partitions=PARTITIONS)
     assert balances(rest.rows(ACCOUNTS)) == held(upstream, CUTS[1])
     for ts in (150, 200):
         assert shown(spark, root, ts) == held(upstream, ts // 100 * 100)
     target._maintenance.rewrite("bank.accounts")
     assert balances(rest.rows(ACCOUNTS)) == held(upstream, CUTS[1])
     assert shown(spark, root, 150) == held(upstream, 100)
-    keep(spark, changefeed, captures, root, CUTS[2:3])
+    keep(spark, changefeed, captures, root, CUTS[2:3], partitions=PARTITIONS)
     assert shown(spark, root, CUTS[2]) == held(upstream, CUTS[2])
     assert not [found for found in s3.names() if found.endswith("/")], "no objects for directories"
 

@@ -19,6 +19,7 @@ from pyspark_tidemark.lake.iceberg.files import write
 from pyspark_tidemark.lake.iceberg.java_files import CutFiles
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
+from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.target import Repair, StoredTable, open_connector
 from pyspark_tidemark.sink_uri import SinkUri
@@ -37,7 +38,7 @@ TARGETS = {"delta": DeltaTarget, "iceberg": IcebergTarget}
 
 @dataclasses.dataclass
 class Kept:
-    """A lake that its job keeps."""
+    """A lake that its job keeps, with a table in partitions."""
 
     spark: object
     changefeed: object
@@ -47,8 +48,9 @@ class Kept:
     root: str
 
     def apply(self, *ends):
+        partitions = PartitionRules.parse(f"{NAME}=amount")
         target = TARGETS[self.format](
-            self.spark, self.root, "bank", mode=self.mode, compact_every=0
+            self.spark, self.root, "bank", mode=self.mode, compact_every=0, partitions=partitions
         )
         options = {"endpoint": self.captures.uri, "changefeed": "bank", "ack": "false"}
         with FileManifest.opened(self.root, "bank") as manifest:
