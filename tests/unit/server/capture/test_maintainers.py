@@ -147,6 +147,28 @@ async def test_a_change_that_the_end_of_an_owner_breaks_off_says_so(cluster):
     assert isinstance(changing.result(), ChangeInterruptedError)
 
 
+async def test_a_change_that_comes_while_an_owner_ends_is_for_the_next_one(cluster):
+    capture = await cluster.start("a")
+    begun, ending, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow_to_end():
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await may_end.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(outcome(capture.owner.carry_out(slow_to_end())))
+        await begun.wait()
+        capture.membership.resign()
+        await ending.wait()
+        with pytest.raises(NotOwnerError):
+            await capture.owner.carry_out(create(capture.owner, "feed"))
+        may_end.set()
+
+
 async def outcome(change):
     try:
         return await change
