@@ -21,7 +21,7 @@ import structlog
 from tests.sim.clock import simulated
 from tests.sim.process import task_factory
 from tests.sim.whole.checks import Checks
-from tests.sim.whole.cluster import FEED, HARM, Cluster
+from tests.sim.whole.cluster import FEED, HARM, LIMITED, Cluster
 from tests.sim.whole.lake import Lake
 from tests.sim.whole.plants import PLANTS, planted
 from tests.sim.whole.seams import installed
@@ -49,12 +49,15 @@ async def live(seed: int, directory: Path, *, explains: bool) -> str:
     random.seed(seed)  # pauses are jittered by it
     cluster = Cluster(chance, directory, tell)
     checks = Checks(cluster)
-    lake = cluster.lakes[FEED] = Lake(FEED, cluster.captures, chance, checks.committed)
+    for feed in (FEED, LIMITED):
+        cluster.lakes[feed] = Lake(feed, cluster.captures, chance, checks.committed)
+    lake = cluster.lakes[FEED]
     with _names_by_seed(seed), installed(cluster, cluster.defects):
         async with asyncio.TaskGroup() as tasks:
             await cluster.start(tasks)
             tell("started")
-            reading = tasks.create_task(lake.run(cluster.history.at))
+            reading = tasks.create_task(lake.run(checks.at))
+            limited = tasks.create_task(_read_limited(cluster, checks))
             checking = tasks.create_task(checks.run())
             async with asyncio.timeout(_HARM_ENDS_S), asyncio.TaskGroup() as harms:
                 for _ in range(_STEPS):
@@ -69,6 +72,7 @@ async def live(seed: int, directory: Path, *, explains: bool) -> str:
                 if machine.is_up:
                     await machine.kill(with_power=True)
             reading.cancel()
+            limited.cancel()
             await cluster.metadata.stop(chance)
     committed = sum(bool(txn.commit_ts) for txn in cluster.history.txns)
     tell(f"ended by themselves: {[each.ends for each in cluster.machines.values() if each.ends]}")
@@ -77,6 +81,11 @@ async def live(seed: int, directory: Path, *, explains: bool) -> str:
         f"{cluster.net.calls} calls, "
         f"{loop.time() - begun_s:.6f} s, {cluster.trace.hexdigest()[:16]}"
     )
+
+
+async def _read_limited(cluster: Cluster, checks: Checks) -> None:
+    await cluster.has_target.wait()
+    await cluster.lakes[LIMITED].run(checks.at)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ from storage.meta.errors import MetaUnavailableError
 from storage.mvcc.engine import Versions
 from storage.tidb.record import decode_record, record_key
 from tests.sim.checks import BrokenError
-from tests.sim.whole.cluster import FEED, Cluster
+from tests.sim.whole.cluster import FEED, LIMITED, Cluster
+from tests.sim.whole.history import Tables
 from tests.sim.whole.lake import Lake
 from tests.sim.whole.machine import STORES
 from tests.sim.whole.workload import ACCOUNTS, COUNT
@@ -147,6 +148,12 @@ class Checks:
             balances = [row["balance"]] if row else []
             _expect(found == balances, f"account {number} at {ts}: {found}, not {balances}")
 
+    def at(self, ts: int) -> Tables:
+        """The tables as of `ts`, as far as the stores say what became of open transactions."""
+        cluster = self._cluster
+        cluster.history.settle([cluster.machines[name].disk for name in STORES])
+        return cluster.history.at(ts)
+
     def committed(self, lake: Lake, end_ts: int) -> None:
         """A lake has got a cut: it equals the history.
 
@@ -154,9 +161,10 @@ class Checks:
             BrokenError: it does not.
         """
         cluster = self._cluster
-        cluster.history.settle([cluster.machines[name].disk for name in STORES])
         cluster.tell(f"{lake.changefeed}: cut at {end_ts}")
-        wanted = cluster.history.at(end_ts)
+        is_below = lake.changefeed != LIMITED or end_ts <= cluster.target_ts
+        _expect(is_below, f"a cut at {end_ts}, above the target_ts {cluster.target_ts}")
+        wanted = self.at(end_ts)
         for table, rows in wanted.items():
             if lake.tables.get(table) != rows:
                 differ = {
@@ -182,11 +190,27 @@ class Checks:
             await asyncio.sleep(_LOOK_EVERY_S)
             # A pause may arrive when whoever asked for it has long gone on.
             await cluster.resume()
+        # Where timestamps are ahead of the clock, they stand still, and do not come there.
+        while not cluster.time_jumped and not await self._has_ended():
+            now_s = asyncio.get_running_loop().time()
+            _expect(now_s < deadline, f"{LIMITED} does not end at {cluster.target_ts}")
+            await asyncio.sleep(_LOOK_EVERY_S)
         while cluster.dumps and not await cluster.dump_is_over():
             now_s = asyncio.get_running_loop().time()
             _expect(now_s < deadline, "the dump does not end")
             await asyncio.sleep(_LOOK_EVERY_S)
         await self.look()
+
+    async def _has_ended(self) -> bool:
+        """Whether the changefeed with a target_ts is finished, if there is one."""
+        cluster = self._cluster
+        with contextlib.suppress(MetaUnavailableError):
+            info = await cluster.meta.get(keys.info(LIMITED))
+            if info is None:
+                return True
+            is_finished = ChangefeedInfo.from_json(info.value).state is State.FINISHED
+            return is_finished and cluster.lakes[LIMITED].end_ts == cluster.target_ts
+        return False
 
 
 def _expect(holds: bool, what: str) -> None:

@@ -22,6 +22,7 @@ from server.changefeed.info import ChangefeedInfo
 from server.gc_worker.view import MetaRecords
 from storage.meta.client import EtcdMeta
 from storage.model.errors import TidemarkError, leaves
+from storage.model.ts import compose
 from tests.sim.process import Process
 from tests.sim.whole import machine as machines
 from tests.sim.whole.history import History
@@ -31,7 +32,8 @@ from tests.sim.whole.metadata import Metadata
 from tests.sim.whole.transport import Net, SimChannel
 from tests.sim.whole.workload import SPLIT_KEYS, Bank
 
-FEED = "bank"
+FEED, LIMITED = "bank", "limited"
+"""A changefeed without an end, and one that is created at some time and has a target_ts."""
 CLIENTS = ("joe", "kim")
 _CREATED_BY_S = _WRITTEN_BY_S = 90.0
 _LEADERS_FIRST = 0.7
@@ -69,6 +71,9 @@ class Cluster:
         the latest when it was set right.
         """
         self._is_pausing = False
+        self.target_ts = 0
+        """Of the changefeed that has one; 0: it was not created."""
+        self.has_target = asyncio.Event()
 
     def machine(self, name: str) -> Machine:
         """The machine of that name."""
@@ -302,6 +307,24 @@ class Cluster:
         self.tell("ddl")
         await self.bank.change()
 
+    async def limit(self) -> None:
+        """One more changefeed is created, which ends soon."""
+        if self.target_ts:
+            return
+        ahead_ms = self.chance.randint(1000, 12_000)
+        self.target_ts = self.history.newest_ts + compose(ahead_ms)
+        self.tell(f"{LIMITED}: to {self.target_ts}")
+        self.has_target.set()
+        request = pb.CreateChangefeedRequest(
+            id=LIMITED,
+            sink_uri=f"delta:///{LIMITED}",
+            filter=["bank.*"],
+            region_threshold=2,
+            target_ts=self.target_ts,
+        )
+        with contextlib.suppress(AskedError):
+            await self.asked("CreateChangefeed", request)
+
     async def dump(self) -> None:
         """All rows are read once more, beside the changes."""
         self.tell("dump")
@@ -363,5 +386,5 @@ class AskedError(TidemarkError):
 
 HARM = (
     *("kill", "kill", "kill_client", "hang", "hang", "cut", "lose", "slow", "fill", "jump"),
-    *("pause_feed", "rest", "ddl", "ddl", "dump", "resign", "drain", "lose_metadata"),
+    *("limit", "pause_feed", "rest", "ddl", "ddl", "dump", "resign", "drain", "lose_metadata"),
 )

@@ -48,6 +48,7 @@ class Lake:
         self.end_ts = 0
         self.acked_ts = 0
         """What the job has asked to acknowledge, at most."""
+        self._answered_ts = 0
         self.cuts = self.looks_back = 0
         self.is_resting = False
         self._captures = captures
@@ -70,10 +71,11 @@ class Lake:
 
     async def _cut(self, started_at: Callable[[int], Tables]) -> None:
         if not self.end_ts:
-            described = await self._ask("describe")
-            self.tables, self.end_ts = started_at(described.start_ts), described.start_ts
+            self.end_ts = (await self._ask("describe")).start_ts
         end_ts = await self._ask("latest", None, self.end_ts, None, None, Poll(0.0, 500))
         if end_ts <= self.end_ts:
+            if self._answered_ts < self.end_ts and self.cuts:
+                await self.acknowledge()
             return
         self._perhaps_dies()
         await self._pause(*_STEP_S)
@@ -81,6 +83,9 @@ class Lake:
         if self._chance.random() < _TWICE:
             await self._pause(0.1, 4.0)
             writes = await self._rows(self.end_ts, end_ts)
+        if not self.tables:
+            # Only now: what was open at the start is decided by the time of the first cut.
+            self.tables = started_at(self.end_ts)
         await self._cross(self.end_ts)
         for commit_ts in sorted(writes):
             apply(self.tables, writes[commit_ts])
@@ -115,6 +120,7 @@ class Lake:
         """Say that everything up to the lake's end is there."""
         self.acked_ts = max(self.acked_ts, self.end_ts)
         await self._ask("ack", None, self.end_ts)
+        self._answered_ts = max(self._answered_ts, self.end_ts)
 
     async def _rows(self, start_ts: int, end_ts: int) -> dict[int, Writes]:
         """The changes of a cut, by commit_ts."""

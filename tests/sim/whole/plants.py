@@ -122,6 +122,7 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
     "two-owners": (EtcdMeta, "campaign", _campaign_anyway),
     "two-collectors": (gcsafepoint.worker.election, "next_move", lambda *_: Move.CLAIM),
     "read-too-far": (SinkManager, "read", _read_too_far),
+    "target-passed": (SinkManager, "limit_ts", lambda _self, _ts: None),
     "part-forgotten": (server.capture.worker.splitting, "divided", _last_part_forgotten),
     "moved-too-late": (RemoteShare, "add", _begun_too_late),
     "fastest-region": (
@@ -134,8 +135,9 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
 durable; a safepoint of a day expires at once, a changefeed protects less than it needs, a store
 collects more than it may; a checkpoint is where rows can be read, or where a share was before
 tables came to it; timestamps follow a clock that jumps; leases are not looked at, or not respected;
-a range gives what came later, too; of a table that is divided a part is missing; a capture that
-gets a table begins above the checkpoint; a table is complete when one of its regions is.
+a range gives what came later, too; readers pass the target_ts; of a table that is divided a part is
+missing; a capture that gets a table begins above the checkpoint; a table is complete when one of
+its regions is.
 """
 
 
