@@ -87,7 +87,7 @@ class Changefeeds:
             Handlers(self._on_lost, self._end, self._go_on_with_filter, self._look_at_doubted),
         )
         self._tasks: asyncio.TaskGroup | None = None
-        self._is_leaving = self._is_ending = False
+        self._is_leaving = False
 
     @property
     def is_active(self) -> bool:
@@ -118,7 +118,7 @@ class Changefeeds:
         Raises:
             UnavailableError: the metadata cannot be read.
         """
-        self._is_leaving = self._is_ending = False
+        self._is_leaving = False
         try:
             jobs = await self._records.load_jobs(time.monotonic())
             for record in await self._records_of_mine():
@@ -134,7 +134,7 @@ class Changefeeds:
                     await self._go_on()
                 finally:
                     # No change begins any more, while those under way end.
-                    self._is_ending = True
+                    self._is_leaving = True
         finally:
             self._tasks = None
             self._doubted.clear()
@@ -161,7 +161,7 @@ class Changefeeds:
             ChangeInterruptedError: the changefeeds ended here meanwhile.
             TidemarkError: what the change raises.
         """
-        if self._tasks is None or self._is_ending:
+        if self._tasks is None or self._is_leaving:
             change.close()
             raise _not_owner()
         # A client that hangs up cancels its call. A change that stopped halfway would leave a
