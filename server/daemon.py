@@ -21,7 +21,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from server import http
 from server.exit_status import EXIT_ERROR, EXIT_OK
-from server.log import LogConfig, configure, log_config, set_level
+from server.log import LogConfig, configure, log_config, set_level, set_redaction
 from server.process import exit_with_parent
 from server.routes import Answer, Handler, Request, Route, Routes
 from server.rpc.access_list import opened as opened_access
@@ -78,7 +78,7 @@ def run(
     if settings.follow_parent:
         exit_with_parent()
     try:
-        with routes.serving(_LOG_LEVEL):
+        with routes.serving(_LOG):
             asyncio.run(
                 _serve(
                     opened,
@@ -112,11 +112,23 @@ def _set_level(request: Request) -> Answer:
     return _shown_level(request)
 
 
-_LOG_LEVEL: Final[Mapping[Route, Handler]] = {
+def _shown_redaction(_: Request) -> Answer:
+    return Answer(200, b"on\n" if log_config().redact_info_log else b"off\n")
+
+
+def _set_redaction(request: Request) -> Answer:
+    set_redaction(request.body.decode(errors="replace").strip())
+    _log.warning("redaction of the log was changed", is_on=log_config().redact_info_log)
+    return _shown_redaction(request)
+
+
+_LOG: Final[Mapping[Route, Handler]] = {
     ("GET", "/log-level"): _shown_level,
     ("PUT", "/log-level"): _set_level,
+    ("GET", "/log-redact"): _shown_redaction,
+    ("PUT", "/log-redact"): _set_redaction,
 }
-"""What every daemon answers; its body is the level as text."""
+"""What every daemon answers; bodies are text: the level, and `on` or `off`."""
 
 
 def _open_as_many_files_as_may_be() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from server.config import ConfigError, setting
+from server.log_redaction import redacted
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -16,6 +17,7 @@ _LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+_SWITCHED = {"on": True, "off": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,9 @@ class LogConfig:
 
     log_level: str = setting("info", "debug, info, warning or error")
     log_format: str = setting("auto", "json, text, or auto: text on a terminal, else json")
+    redact_info_log: bool = setting(
+        False, "put ? in logs for keys, values, literals of statements and what is quoted"
+    )
 
     def checked(self) -> "LogConfig":
         """This configuration.
@@ -58,6 +63,19 @@ def set_level(level: str) -> None:
     _in_force = replace(_in_force, log_level=level)
 
 
+def set_redaction(text: str) -> None:
+    """Keep users' data out of the log (`on`) or not (`off`), now, and in the child processes that
+    start from now on.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if text.lower() not in _SWITCHED:
+        raise ConfigError(f"redaction of logs is on or off; got {text[:40]!r}")
+    global _in_force  # noqa: PLW0603 - as in `configure`
+    _in_force = replace(_in_force, redact_info_log=_SWITCHED[text.lower()])
+
+
 def configure_command(level: str) -> None:
     """Set up structlog for a command: only what its user must know, as text,
     and never where its output goes.
@@ -90,6 +108,7 @@ def configure(config: LogConfig, daemon: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _without_users_data,
             renderer,
         ],
         # the level may change: `_from_the_level_on` compares; debug lines are few
@@ -107,6 +126,12 @@ def _from_the_level_on(
     if getattr(logging, method.upper(), logging.ERROR) < _LEVELS[_in_force.log_level]:
         raise structlog.DropEvent
     return event
+
+
+def _without_users_data(
+    _: object, __: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    return redacted(event) if _in_force.redact_info_log else event
 
 
 def _check_level(what: str, level: str) -> None:

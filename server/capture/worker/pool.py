@@ -356,6 +356,8 @@ class Launch:
         flags = [str(part) for flag in arguments.items() if flag[1] != "" for part in flag]
         if self.spill_encryption:
             flags.append("--spill-encryption")
+        if self.log.redact_info_log:
+            flags.append("--redact-info-log")
         child = Child(_COMMAND, flags)
         scheme = "grpc+tls" if self.security.enabled else "grpc"
         return WorkerProcess(number, self.directory, child, self.advertise_host, scheme)

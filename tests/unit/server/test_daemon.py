@@ -94,14 +94,16 @@ def test_it_says_when_it_is_ready_and_drains_on_a_signal(number: signal.Signals)
         assert "drained" in err
 
 
-def test_its_log_level_changes_while_it_runs() -> None:
+def test_what_it_logs_changes_while_it_runs() -> None:
     with daemon() as process:
         endpoints = ready(process)["endpoints"]
         assert isinstance(endpoints, dict)
 
-        def ask(method: str, body: bytes | None = None) -> tuple[int, bytes]:
+        def ask(
+            method: str, body: bytes | None = None, path: str = "/log-level"
+        ) -> tuple[int, bytes]:
             asked = HTTPConnection(endpoints["http"], timeout=60)
-            asked.request(method, "/log-level", body)
+            asked.request(method, path, body)
             answer = asked.getresponse()
             said = answer.status, answer.read()
             asked.close()
@@ -112,9 +114,13 @@ def test_its_log_level_changes_while_it_runs() -> None:
         assert ask("PUT", b"warning") == (200, b"warning\n")
         assert ask("PUT", b"loud")[0] == 400
         assert ask("GET") == (200, b"warning\n")
+        assert ask("GET", path="/log-redact") == (200, b"off\n")
+        assert ask("PUT", b"ON", "/log-redact") == (200, b"on\n")
+        assert ask("PUT", b"maybe", "/log-redact")[0] == 400
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=120)
     assert "the log level was changed" in err
+    assert "redaction of the log was changed" in err
     assert "daemon draining" not in err
 
 

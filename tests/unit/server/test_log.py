@@ -8,7 +8,8 @@ import pytest
 import structlog
 
 from server.config import ConfigError
-from server.log import LogConfig, configure, log_config, set_level
+from server.log import LogConfig, configure, log_config, set_level, set_redaction
+from server.log_redaction import redacted
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,42 @@ def test_the_level_changes_at_run_time(capfd: pytest.CaptureFixture[str]) -> Non
         set_level("loud")
     assert [json.loads(line)["event"] for line in capfd.readouterr().err.splitlines()] == ["seen"]
     assert log_config().log_level == "error"
+
+
+def test_users_data_stay_out_of_the_log_where_that_is_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    configure(LogConfig(redact_info_log=True), "store")
+    log = structlog.get_logger()
+    log.info("damage", first_key="7480000000000000ff", table="bank.accounts", rows=3)
+    set_redaction("off")
+    log.info("damage", first_key="7480000000000000ff")
+    with pytest.raises(ConfigError, match="on or off; got 'often'"):
+        set_redaction("often")
+    hidden, shown = map(json.loads, capfd.readouterr().err.splitlines())
+    assert (hidden["first_key"], hidden["table"], hidden["rows"]) == ("?", "bank.accounts", 3)
+    assert (hidden["event"], hidden["daemon"], hidden["level"]) == ("damage", "store", "info")
+    assert shown["first_key"] == "7480000000000000ff"
+
+
+@pytest.mark.parametrize(
+    ("name", "logged", "expected"),
+    [
+        ("error", "key 7480000000000000ff is locked", "key ? is locked"),
+        ("error", "the bytes x'c3a4', for whose", "the bytes x?, for whose"),
+        ("error", "row 'it''s \\' his' of 12 bytes", "row ? of 12 bytes"),
+        ("error", "stopped at 470606556696674304", "stopped at ?"),
+        ("error", "lease 1472381245585725607 of capture 42", "lease ? of capture 42"),
+        ("query", "ALTER TABLE t2 ADD c INT DEFAULT 17 COMMENT 'x'", None),
+        ("keys", [b"raw", "abcdefabcdefabcdef"], ["?", "?"]),
+        ("found", {"value": "0x0123456789abcdef", "count": 1}, {"value": "?", "count": 1}),
+        ("uuid", "0123456789abcdef0123", "0123456789abcdef0123"),
+    ],
+)
+def test_what_is_hidden_of_a_field(name: str, logged: object, expected: object) -> None:
+    if expected is None:
+        expected = "ALTER TABLE t2 ADD c INT DEFAULT ? COMMENT ?"
+    assert redacted({name: logged}) == {name: expected}
 
 
 def test_text_is_for_people(capfd: pytest.CaptureFixture[str]) -> None:
