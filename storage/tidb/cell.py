@@ -83,6 +83,7 @@ _EXACT: Final = Context(prec=200)
 _CENTURY: Final = 100
 _FIRST_OF_1900S: Final = 70
 """The least of two digits that are a year of the 20th century."""
+_YEAR_DIGITS = 4
 
 
 def decode_cell(column: Column, cell: bytes) -> Value:
@@ -235,7 +236,7 @@ def _parse(column: Column, text: str) -> Value:
     kind = column.type
     # TiDB keeps the text of the statement for many types, and reads it as a value of the column.
     if kind is Type.YEAR:
-        return _whole_year(int(text))
+        return _year(text)
     if kind in INTEGERS:
         return int(Decimal(text).to_integral_value(ROUND_HALF_UP))
     if kind in {Type.FLOAT, Type.DOUBLE}:
@@ -251,9 +252,12 @@ def _parse(column: Column, text: str) -> Value:
     return text if kind not in TEXTS or column.is_text else text.encode()
 
 
-def _whole_year(year: int) -> int:
-    """A YEAR of two digits is one from 1970 to 2069."""
-    if not 0 < year < _CENTURY:
+def _year(text: str) -> int:
+    """A YEAR of two digits is one from 1970 to 2069; so is a zero, except in four digits: TiDB
+    writes 0 for NOT NULL without DEFAULT, and shows 2000.
+    """
+    year = int(text)
+    if year >= _CENTURY or (not year and len(text) == _YEAR_DIGITS):
         return year
     return year + (1900 if year >= _FIRST_OF_1900S else 2000)
 

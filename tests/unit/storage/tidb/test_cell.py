@@ -93,6 +93,8 @@ def test_characters_that_are_not_utf8_are_read_as_near_as_can_be() -> None:
         (Column(name="y", type=Type.YEAR), "2024", 2024),
         (Column(name="y", type=Type.YEAR), "70", 1970),
         (Column(name="y", type=Type.YEAR), "69", 2069),
+        (Column(name="y", type=Type.YEAR), "0", 2000),
+        (Column(name="y", type=Type.YEAR), "0000", 0),
         (Column.bigint("n"), "2.5", 3),
         (Column.bigint("n"), "18446744073709551615", (1 << 64) - 1),
         (Column(name="d", type=Type.NEWDECIMAL, flen=10, decimal=2), "1.005", Decimal("1.01")),
