@@ -360,6 +360,19 @@ class Cluster:
                 await self.asked("DrainCapture", request, CaptureServiceStub)
             await self.pause(0.5, 6.0)
 
+    async def carry_over(self) -> None:
+        """All tables go to one capture, and then to the other one, while nobody reads."""
+        lake = self.lakes[FEED]
+        self.tell("tables go to and fro")
+        lake.is_resting = True
+        for name in machines.CAPTURES:
+            for cancel in (False, True):
+                with contextlib.suppress(AskedError):
+                    request = capture_pb2.DrainCaptureRequest(id=name, cancel=cancel)
+                    await self.asked("DrainCapture", request, CaptureServiceStub)
+                await self.pause(4.0, 7.0)
+        lake.is_resting = False
+
     async def rest(self) -> None:
         """The lake job stands still, for longer than GC keeps what nobody protects."""
         lake = self.lakes[FEED]
@@ -386,5 +399,6 @@ class AskedError(TidemarkError):
 
 HARM = (
     *("kill", "kill", "kill_client", "hang", "hang", "cut", "lose", "slow", "fill", "jump"),
-    *("limit", "pause_feed", "rest", "ddl", "ddl", "dump", "resign", "drain", "lose_metadata"),
+    *("limit", "pause_feed", "rest", "ddl", "ddl", "dump", "resign", "drain", "carry_over"),
+    "lose_metadata",
 )

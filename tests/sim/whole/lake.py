@@ -48,7 +48,6 @@ class Lake:
         self.end_ts = 0
         self.acked_ts = 0
         """What the job has asked to acknowledge, at most."""
-        self._answered_ts = 0
         self.cuts = self.looks_back = 0
         self.is_resting = False
         self._captures = captures
@@ -74,7 +73,8 @@ class Lake:
             self.end_ts = (await self._ask("describe")).start_ts
         end_ts = await self._ask("latest", None, self.end_ts, None, None, Poll(0.0, 500))
         if end_ts <= self.end_ts:
-            if self._answered_ts < self.end_ts and self.cuts:
+            # Whoever was told may have died before that was saved: the product's job repeats it.
+            if self.cuts:
                 await self.acknowledge()
             return
         self._perhaps_dies()
@@ -120,7 +120,6 @@ class Lake:
         """Say that everything up to the lake's end is there."""
         self.acked_ts = max(self.acked_ts, self.end_ts)
         await self._ask("ack", None, self.end_ts)
-        self._answered_ts = max(self._answered_ts, self.end_ts)
 
     async def _rows(self, start_ts: int, end_ts: int) -> dict[int, Writes]:
         """The changes of a cut, by commit_ts."""

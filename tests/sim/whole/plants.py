@@ -13,7 +13,7 @@ from gcsafepoint.state.rules import GcState
 from gcsafepoint.worker.election import Move
 from server.capture.processor import ProcessorPosition
 from server.capture.safepoint import ChangefeedSafePoints
-from server.capture.worker.remote import Mirror, RemoteShare
+from server.capture.worker.remote import RemoteShare
 from server.coordinator.leadership.leadership import Leadership
 from server.coordinator.tso import Oracle
 from server.puller.tikv.frontier import Frontier
@@ -88,10 +88,6 @@ def _collecting_too_much(
     _init_range(self, reader, lower, upper, safe_point + _AHEAD)
 
 
-def _never_back(self: Mirror, checkpoint_ts: int, _counts: int = 0) -> None:
-    self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
-
-
 def _last_part_forgotten(span: Any, inside: Any, parts: int) -> Any:
     return _divided(span, inside, parts)[: max(parts - 1, 1)]
 
@@ -112,7 +108,6 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
         "checkpoint_ts",
         property(lambda self: self.resolved_ts),
     ),
-    "checkpoint-of-an-empty-share": (Mirror, "acknowledged", _never_back),
     "timestamps-go-back": (Oracle, "take", _take_the_clock),
     "two-coordinators": (
         Leadership,
@@ -133,11 +128,10 @@ PLANTS: dict[str, tuple[Any, str, Any]] = {
 }
 """Two stores take themselves for the first; resolved timestamps pass locks; what is answered is not
 durable; a safepoint of a day expires at once, a changefeed protects less than it needs, a store
-collects more than it may; a checkpoint is where rows can be read, or where a share was before
-tables came to it; timestamps follow a clock that jumps; leases are not looked at, or not respected;
-a range gives what came later, too; readers pass the target_ts; of a table that is divided a part is
-missing; a capture that gets a table begins above the checkpoint; a table is complete when one of
-its regions is.
+collects more than it may; a checkpoint is where rows can be read; timestamps follow a clock that
+jumps; leases are not looked at, or not respected; a range gives what came later, too; readers pass
+the target_ts; of a table that is divided a part is missing; a capture that gets a table begins
+above the checkpoint; a table is complete when one of its regions is.
 """
 
 
