@@ -27,7 +27,8 @@ class LogConfig:
     log_level: str = setting("info", "debug, info, warning or error")
     log_format: str = setting("auto", "json, text, or auto: text on a terminal, else json")
     redact_info_log: bool = setting(
-        False, "put ? in logs for keys, values, literals of statements and what is quoted"
+        False,  # noqa: FBT003 - a setting's default
+        "put ? in logs for keys, values, literals of statements and what is quoted",
     )
 
     def checked(self) -> "LogConfig":

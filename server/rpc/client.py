@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from server.rpc.config import MAX_MESSAGE_BYTES
-from server.rpc.credentials import NOT_TLS, SecurityConfig, channel_credentials, client_tls
+from server.rpc.credentials import NOT_TLS_REASONS, SecurityConfig, channel_credentials, client_tls
 from server.rpc.renewed_channel import RenewedChannel
 from sink.flight.tokens import read_token
 from storage.meta.client import EtcdMeta, open_meta
@@ -160,7 +160,7 @@ async def diagnose(address: str, security: SecurityConfig) -> str:
             f"{err.verify_message}"
         )
     except ssl.SSLError as err:
-        if err.reason in NOT_TLS:
+        if err.reason in NOT_TLS_REASONS:
             return (
                 f"{address} speaks no TLS, and this daemon has --ca-path, --cert-path or --key-path"
             )

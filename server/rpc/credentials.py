@@ -29,7 +29,7 @@ from storage.model.errors import InvalidError
 
 _NAMES_LOGGED: Final = 256
 _HANDSHAKES_LOGGED: Final = 256
-_NOT_TLS_REASONS: Final = frozenset(
+NOT_TLS_REASONS: Final = frozenset(
     {
         "WRONG_VERSION_NUMBER",
         "HTTP_REQUEST",
@@ -293,7 +293,7 @@ def _handshake_fault(err: ssl.SSLError) -> HandshakeFault:
         return HandshakeFault(
             NO_CERTIFICATE, "it shows no certificate; this port demands one (--ca-path)"
         )
-    if err.reason in _NOT_TLS_REASONS:
+    if err.reason in NOT_TLS_REASONS:
         return HandshakeFault(NOT_TLS, "it speaks no TLS, and this port does")
     if err.reason and "ALERT" in err.reason:
         return HandshakeFault(
