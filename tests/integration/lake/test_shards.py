@@ -20,8 +20,8 @@ from tests.integration.lake.kept import KeptLake, has_rows
 from tests.unit.sink.spark.test_shards import INT, TEXT, WIDE, ShardedFeed, replayed
 
 pytestmark = pytest.mark.timeout(600)
-ROUTE = "shop_*.orders*=shop.orders{shard=_shard}"
-END = "shop_end.mark"
+ROUTE = "mall_*.orders*=mall.orders{shard=_shard}"
+END = "mall_end.mark"
 ROWS = 9
 TARGETS = {
     "delta": lambda spark, path: DeltaTarget(spark, path, "sharded"),
@@ -30,30 +30,30 @@ TARGETS = {
 }
 STEPS = (
     (
-        "INSERT INTO shop_a.orders VALUES (1, 'again', 1.5) ON DUPLICATE KEY UPDATE v = 'again'",
-        "UPDATE shop_b.orders SET id = 70 WHERE id = 2",
-        "DELETE FROM shop_b.orders WHERE id = 3",
+        "INSERT INTO mall_a.orders VALUES (1, 'again', 1.5) ON DUPLICATE KEY UPDATE v = 'again'",
+        "UPDATE mall_b.orders SET id = 70 WHERE id = 2",
+        "DELETE FROM mall_b.orders WHERE id = 3",
         # One shard after the other gets a column, with rows of both schemas between.
-        "ALTER TABLE shop_a.orders ADD note VARCHAR(20) DEFAULT 'it\\'s', ADD big BIGINT",
-        "INSERT INTO shop_a.orders VALUES (20, 'a', 2, 'new', 1)",
-        "INSERT INTO shop_b.orders VALUES (20, 'b', 2)",
-        "ALTER TABLE shop_b.orders ADD note VARCHAR(20) DEFAULT 'other' FIRST",
-        "ALTER TABLE shop_a.orders DROP price",
-        "ALTER TABLE shop_a.orders ADD price DECIMAL(10,2) NOT NULL DEFAULT 9.25",
-        "CREATE TABLE shop_b.orders2 (id INT PRIMARY KEY, big INT)",
-        "INSERT INTO shop_b.orders2 VALUES (1, 4), (20, 5)",
-        "RENAME TABLE shop_a.orders TO shop_a.orders_old",
-        "UPDATE shop_a.orders_old SET v = 'moved' WHERE id = 20",
+        "ALTER TABLE mall_a.orders ADD note VARCHAR(20) DEFAULT 'it\\'s', ADD big BIGINT",
+        "INSERT INTO mall_a.orders VALUES (20, 'a', 2, 'new', 1)",
+        "INSERT INTO mall_b.orders VALUES (20, 'b', 2)",
+        "ALTER TABLE mall_b.orders ADD note VARCHAR(20) DEFAULT 'other' FIRST",
+        "ALTER TABLE mall_a.orders DROP price",
+        "ALTER TABLE mall_a.orders ADD price DECIMAL(10,2) NOT NULL DEFAULT 9.25",
+        "CREATE TABLE mall_b.orders2 (id INT PRIMARY KEY, big INT)",
+        "INSERT INTO mall_b.orders2 VALUES (1, 4), (20, 5)",
+        "RENAME TABLE mall_a.orders TO mall_a.orders_old",
+        "UPDATE mall_a.orders_old SET v = 'moved' WHERE id = 20",
     ),
     # Rows of a shard go, and no others.
     (
-        "TRUNCATE shop_b.orders",
-        "INSERT INTO shop_b.orders (id, v) VALUES (1, 'after')",
-        "DROP TABLE shop_a.orders_old",
-        "CREATE TABLE shop_a.orders (id INT PRIMARY KEY, v VARCHAR(20))",
-        "INSERT INTO shop_a.orders VALUES (1, 'anew')",
-        "CREATE OR REPLACE TABLE shop_b.orders2 (id INT PRIMARY KEY, big INT)",
-        "INSERT INTO shop_b.orders2 VALUES (8, 8)",
+        "TRUNCATE mall_b.orders",
+        "INSERT INTO mall_b.orders (id, v) VALUES (1, 'after')",
+        "DROP TABLE mall_a.orders_old",
+        "CREATE TABLE mall_a.orders (id INT PRIMARY KEY, v VARCHAR(20))",
+        "INSERT INTO mall_a.orders VALUES (1, 'anew')",
+        "CREATE OR REPLACE TABLE mall_b.orders2 (id INT PRIMARY KEY, big INT)",
+        "INSERT INTO mall_b.orders2 VALUES (8, 8)",
     ),
 )
 
@@ -64,7 +64,7 @@ def shards(server):
     with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
         cursor.execute(
             "SELECT table_schema, table_name FROM information_schema.tables "
-            "WHERE table_schema LIKE 'shop\\_%' AND table_name LIKE 'orders%'"
+            "WHERE table_schema LIKE 'mall\\_%' AND table_name LIKE 'orders%'"
         )
         for schema, name in cursor.fetchall():
             cursor.execute(f"SELECT * FROM {schema}.{name}")
@@ -81,9 +81,9 @@ def shown(row):
 def test_shards_are_one_table_in_lakes_through_dump_log_and_ddl(
     mariadb, spark, tmp_path, monkeypatch
 ):
-    for name in ("shop_a", "shop_b", "shop_end", "other"):
+    for name in ("mall_a", "mall_b", "mall_end", "other"):
         mariadb.execute(f"CREATE OR REPLACE DATABASE {name}")
-    for name in ("shop_a", "shop_b"):
+    for name in ("mall_a", "mall_b"):
         mariadb.execute(
             "CREATE TABLE orders (id INT PRIMARY KEY, v VARCHAR(20), price DECIMAL(10,2))",
             f"INSERT INTO orders SELECT seq, '{name}', seq FROM seq_1_to_{ROWS}",
@@ -96,11 +96,11 @@ def test_shards_are_one_table_in_lakes_through_dump_log_and_ddl(
         target = f"delta://{tmp_path}/lake"
         flags = ["-c", "shards", "--sink-uri", target, "--route", ROUTE, "--dump"]
         flags += ["--source-uri", f"{mariadb.uri}?idle-row-ms=300"]
-        filters = [part for each in ("shop_*.*", "other.*") for part in ("--filter", each)]
+        filters = [part for each in ("mall_*.*", "other.*") for part in ("--filter", each)]
         made = cluster.cli("changefeed", "create", *flags, *filters)
         assert {each["table"]: each.get("target") for each in made["tables"]} == {
-            "shop_a.orders": "shop.orders",
-            "shop_b.orders": "shop.orders",
+            "mall_a.orders": "mall.orders",
+            "mall_b.orders": "mall.orders",
             "other.t": None,
             END: None,
         }
@@ -110,7 +110,7 @@ def test_shards_are_one_table_in_lakes_through_dump_log_and_ddl(
 
         def is_dumped(record):
             brought.update({each.table: each.rows for each in record.tables})
-            return brought["shop.orders"] >= 2 * ROWS
+            return brought["mall.orders"] >= 2 * ROWS
 
         with monkeypatch.context() as large:
             # Read by tasks, as large cuts are.
@@ -121,8 +121,8 @@ def test_shards_are_one_table_in_lakes_through_dump_log_and_ddl(
             mariadb.execute(*statements, f"INSERT INTO {END} VALUES ({number})")
             lake.keep(lambda record: has_rows(record, END))
             tables = lake.tables()
-            assert {*tables} == {"shop.orders", "other.t", END}
-            assert sorted(map(shown, tables["shop.orders"])) == shards(mariadb), number
+            assert {*tables} == {"mall.orders", "other.t", END}
+            assert sorted(map(shown, tables["mall.orders"])) == shards(mariadb), number
         assert cluster.cli("changefeed", "query", "-c", "shards")["state"] == "normal"
 
 
