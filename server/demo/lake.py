@@ -131,6 +131,9 @@ class LakeJob(Applied):
                 str(checkpoint),
                 "--http-addr",
                 "127.0.0.1:0",
+                # A lake that nothing changes moves on, too.
+                "--progress-json",
+                "-",
             ),
         ]
         async with open_process("server.cli.main", arguments, log) as process:

@@ -105,7 +105,7 @@ class SparkConfig(JobSettings):
     progress_json: str = setting(
         "",
         "file that the lines about each cut are appended to, besides standard output, which has "
-        "none about cuts without rows",
+        "none about cuts without rows; -: standard output has all lines",
     )
     http_addr: str = setting(HTTP_ADDRS["spark"], "/metrics, /healthz, /readyz")
 

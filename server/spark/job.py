@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -221,6 +221,10 @@ class Shared(NamedTuple):
     """None: each starts a Spark of its own."""
     turns: "Turns | None" = None
     """None: each starts when it likes."""
+
+
+ALL_LINES: Final = "-"
+"""As the file of `--progress-json`: standard output has the lines about all cuts."""
 
 
 class IdleCuts:
@@ -462,15 +466,16 @@ async def _to_the_end(job: LakeJob, auditor: Auditor) -> None:
 @contextmanager
 def _lines_to(path: str) -> Iterator[Callable[[dict[str, Any]], None]]:
     outputs = [sys.stdout]
-    idle_cuts = IdleCuts()
+    idle_cuts = None if path == ALL_LINES else IdleCuts()
     try:
-        if path:
+        if path and path != ALL_LINES:
             outputs.append(Path(path).open("a", encoding="utf-8"))  # noqa: SIM115 - closed below, with the block
     except OSError as err:
         raise ConfigError(f"cannot write to --progress-json {path}: {err.strerror}") from err
 
     def write(document: dict[str, Any]) -> None:
-        for output in outputs[idle_cuts.is_about_one(document) :]:
+        is_hidden = idle_cuts is not None and idle_cuts.is_about_one(document)
+        for output in outputs[is_hidden:]:
             output.write(json.dumps(document) + "\n")
             output.flush()
 

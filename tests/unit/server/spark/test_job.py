@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from server.spark import job
-from server.spark.job import IdleCuts, LakeJob, LakeJobError, Turns
+from server.spark.job import ALL_LINES, IdleCuts, LakeJob, LakeJobError, Turns, _lines_to
 from storage.backoff import Backoff
 
 SAYS = "import sys; sys.stderr.write({!r}); sys.exit({})"
@@ -217,3 +217,11 @@ async def test_a_turn_ends_with_its_job_and_after_a_minute(monkeypatch):
         await hanging.drain()
         await running
     assert turns.free == 1
+
+
+@pytest.mark.parametrize(("path", "shown"), [("", 1), (ALL_LINES, 2)])
+def test_standard_output_has_idle_cuts_where_it_is_asked_for(path, shown, capsys):
+    with _lines_to(path) as write:
+        write({"batch": 1, "end_ts": 7, "rows": {}})
+        write({"batch": 2, "end_ts": 8, "rows": {"t": 3}})
+    assert len(capsys.readouterr().out.splitlines()) == shown
