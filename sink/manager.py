@@ -357,13 +357,12 @@ class SinkManager:
         with self._changed:
             return self._tables.checkpoint_ts(span)
 
-    @property
-    def counts(self) -> int:
-        """How often a table was counted in. Within one count the checkpoint_ts never goes back;
-        read this one first.
+    def counted_checkpoint(self) -> tuple[int, int]:
+        """How often a table was counted in, and the checkpoint_ts of all tables, which never goes
+        back within one count.
         """
         with self._changed:
-            return self._tables.counts
+            return self._tables.counts, self._tables.checkpoint_ts(None)
 
     def damaged(self) -> dict[Span, TableDamagedError]:
         """Tables that give no more rows: remove them,

@@ -130,11 +130,12 @@ class WorkerService:
         span = wire.span_of(request.span) if request.HasField("span") else None
 
         def ack(sink: LocalSink) -> pb.AckShareResponse:
-            checkpoint_ts, counts = sink.ack(request.ts, span), sink.counts
+            checkpoint_ts = sink.ack(request.ts, span)
+            counts, share_ts = sink.counted_checkpoint()
             return pb.AckShareResponse(
                 checkpoint_ts=checkpoint_ts,
                 counts=counts,
-                share_checkpoint_ts=sink.checkpoint_ts(),
+                share_checkpoint_ts=share_ts,
                 ends=ends_of(hosted),
             )
 
@@ -171,8 +172,8 @@ class WorkerService:
         def count(sink: LocalSink) -> pb.CountTablesResponse:
             for table in request.tables:
                 sink.count(wire.span_of(table.span), table.checkpoint_ts, COUNT_S)
-            counts = sink.counts
-            return pb.CountTablesResponse(counts=counts, checkpoint_ts=sink.checkpoint_ts())
+            counts, checkpoint_ts = sink.counted_checkpoint()
+            return pb.CountTablesResponse(counts=counts, checkpoint_ts=checkpoint_ts)
 
         return await self._asked(request.changefeed, context, count)
 
@@ -235,8 +236,8 @@ class _ReportedProgress:
             return None
         # The share's positions are read before those of its tables. The other way round they could
         # be above a table's, and the owner would take a range for complete that is not.
-        counts = sink.counts
-        resolved_ts, checkpoint_ts = sink.resolved_ts(), sink.checkpoint_ts()
+        resolved_ts = sink.resolved_ts()
+        counts, checkpoint_ts = sink.counted_checkpoint()
         kept_ts = sink.kept_ts()
         # Those that ended in history that is kept are still read.
         is_kept = hosted.assignment.keep_ts > 0

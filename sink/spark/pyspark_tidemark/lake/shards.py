@@ -74,8 +74,8 @@ def merged_table(shards: Sequence[TableMeta]) -> TableMeta:
                 raise _differing(
                     place.table, f"{spelling} of {other} is {field.name} in {shard.name}"
                 )
-            known = fields.get(field.name, field)
-            fields[field.name] = _widest(place.table, known, shard, field)
+            widest = fields.get(field.name, field)
+            fields[field.name] = _widest(place.table, widest, shard, field)
     column = pa.field(place.column, pa.string())
     envelope = [first.schema.field(name) for name in ENVELOPE]
     return TableMeta(
@@ -214,10 +214,10 @@ def _filled(before: TableMeta, after: TableMeta, whole: TableMeta) -> Iterable[t
                 whole.name,
                 f"{old_names[number]} of {before.name} becomes {name} in this shard alone",
             )
-    kept = {name for name in after.schema.names if _is_same(name, before, after)}
+    unchanged = {name for name in after.schema.names if _is_same(name, before, after)}
     for field in _own(whole):
         name = field.name
-        if name in kept or name in whole.key:
+        if name in unchanged or name in whole.key:
             continue
         default = after.defaults.get(name)
         value = None if default is None else scalar(default, after.schema.field(name).type)
@@ -251,14 +251,14 @@ def _check_key(first: TableMeta, shard: TableMeta) -> None:
         raise _differing(first.shard.table, f"the key is {shown}")
 
 
-def _widest(table: str, known: Any, shard: TableMeta, field: Any) -> Any:
-    if known.type == field.type or widens(known.type, field.type):
+def _widest(table: str, widest: Any, shard: TableMeta, field: Any) -> Any:
+    if widest.type == field.type or widens(widest.type, field.type):
         return field
-    if widens(field.type, known.type):
-        return known
+    if widens(field.type, widest.type):
+        return widest
     raise _differing(
         table,
-        f"column {field.name} is {field.type} in {shard.name}, and {known.type} in another one",
+        f"column {field.name} is {field.type} in {shard.name}, and {widest.type} in another one",
     )
 
 
