@@ -151,8 +151,9 @@ class GrpcioFront:
             async with asyncio.TaskGroup() as copies:
                 to_server = (outer_reader, inner_writer, outer_writer)
                 to_client = (inner_reader, outer_writer, inner_writer)
-                copies.create_task(_copy(*to_server, watch.client_sent, watch.client_closed))
-                copies.create_task(_copy(*to_client, watch.server_sent, watch.server_closed))
+                ends = (watch.client_closed, watch.server_closed)
+                copies.create_task(_copy(*to_server, watch.client_sent, *ends))
+                copies.create_task(_copy(*to_client, watch.server_sent, *reversed(ends)))
         finally:
             for writer in (inner_writer, outer_writer):
                 writer.transport.abort()
@@ -213,22 +214,35 @@ async def _copy(
     writer: asyncio.StreamWriter,
     origin: asyncio.StreamWriter,
     look: Callable[[bytes], None],
-    closed: Callable[[], None],
+    sender_closed: Callable[[], None],
+    receiver_closed: Callable[[], None],
 ) -> None:
     """Copy until either side ends; then the other one ends when it has taken what was copied.
 
-    `look` sees what comes, `closed` is called when nothing more does.
+    `look` sees what comes; which side ended is told.
     """
-    with suppress(OSError):
-        while data := await reader.read(_COPY_BYTES):
-            look(data)
-            writer.write(data)
+    while data := await _read(reader):
+        look(data)
+        writer.write(data)
+        try:
             await writer.drain()
-    closed()
+        except OSError:
+            receiver_closed()
+            break
+    else:
+        sender_closed()
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
     origin.transport.abort()
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """What came; nothing when the sender has ended the connection, in whatever way."""
+    try:
+        return await reader.read(_COPY_BYTES)
+    except OSError:
+        return b""
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
