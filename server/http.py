@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -25,8 +25,18 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 
 from server.config import listening_address
 from server.console.pages import daemon_pages
-from server.routes import Answer, Request, Routes, UnauthorizedError, answer_of, error_answer, fault
-from server.rpc.access_list import Access, OpenAccess, Right
+from server.routes import (
+    Answer,
+    Handler,
+    Request,
+    Routes,
+    UnauthorizedError,
+    answer_of,
+    error_answer,
+    fault,
+)
+from server.rpc.access_list import Access, Client, OpenAccess, Right
+from server.rpc.audit_log import log_change, outcome_of, shown_names
 from server.rpc.call_access import right_of_request
 from server.rpc.credentials import (
     AllowedNames,
@@ -35,7 +45,7 @@ from server.rpc.credentials import (
     SecurityConfig,
     common_names,
 )
-from server.rpc.listener import client_address
+from server.rpc.listener import client_address, peer_text
 from sink.flight.tokens import tokens_of
 from storage.model.errors import TidemarkError, UnavailableError
 
@@ -130,17 +140,15 @@ class _Port:
             return Answer(503, f"{reason}\n".encode()) if reason else Answer(200, b"ready\n")
         return None
 
-    def check_client(
-        self, connection: socket.socket, method: str, path: str, authorization: Sequence[str]
-    ) -> None:
-        """Refuse a request for a route.
+    def client(self, connection: socket.socket, authorization: Sequence[str]) -> tuple[Client, str]:
+        """Who asks for a route, and the name by which the audit log has it.
 
         Raises:
-            UnauthorizedError, UnauthenticatedError, ForbiddenError: it is not for this client.
+            UnauthorizedError, UnauthenticatedError: nobody for whom there are routes.
         """
         names = self._checked_names(connection)
         client = self.access.client(tokens_of(authorization, basic=True), names)
-        client.check(_right_of(method, path), f"{method} {path[:256]}")
+        return client, client.name or shown_names(names)
 
     def _checked_names(self, connection: socket.socket) -> tuple[bytes, ...]:
         """The common names of the client's certificate, where the daemon has a CA."""
@@ -278,18 +286,25 @@ class _Handler(BaseHTTPRequestHandler):
             )
         try:
             handler, tail = self.server.port.routes.find(self.command, parts.path)
-            self.server.port.check_client(
-                self.connection,
-                self.command,
-                parts.path,
-                self.headers.get_all("Authorization", []),
-            )
         except TidemarkError as err:
             return error_answer(err)
         query = parse_qs(parts.query, keep_blank_values=True)
-        return answer_of(
-            handler, Request(self.command, parts.path, query, self.rfile.read(int(size)), tail)
-        )
+        return self._answer(handler, Request(self.command, parts.path, query, tail=tail), int(size))
+
+    def _answer(self, handler: Handler, request: Request, body_bytes: int) -> Answer:
+        what, name = f"{request.method} {request.path[:256]}", ""
+        try:
+            authorization = self.headers.get_all("Authorization", [])
+            client, name = self.server.port.client(self.connection, authorization)
+            client.check(_right_of(request.method, request.path), what)
+        except TidemarkError as err:
+            answer = error_answer(err)
+        else:
+            answer = answer_of(handler, replace(request, body=self.rfile.read(body_bytes)))
+        if request.method != "GET":
+            peer = peer_text(self.client_address)
+            log_change(what, None, outcome_of(answer), peer, name)
+        return answer
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)

@@ -5,11 +5,15 @@ secrets never get here.
 import logging
 import sys
 from dataclasses import dataclass, replace
+from typing import Final
 
 import structlog
 
 from server.config import ConfigError, setting
 from server.log_redaction import redacted
+
+AUDIT: Final = "audit"
+"""The `logger` of lines that say who changed what."""
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -123,8 +127,9 @@ def configure(config: LogConfig, daemon: str) -> None:
 def _from_the_level_on(
     _: object, method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Drop what is below the level in force."""
-    if getattr(logging, method.upper(), logging.ERROR) < _LEVELS[_in_force.log_level]:
+    """Drop what is below the level in force; never the record of who changed something."""
+    level = getattr(logging, method.upper(), logging.ERROR)
+    if level < _LEVELS[_in_force.log_level] and event.get("logger") != AUDIT:
         raise structlog.DropEvent
     return event
 

@@ -84,7 +84,7 @@ class Console:
         if request.path != _DOCUMENT:
             return await self._api.answer(request)
         try:
-            context = HttpContext(request.authorization, request.common_names)
+            context = HttpContext(request.authorization, request.common_names, request.peer)
             client = client_of(self._access, context)
             client.check(Right.SEE, "the console")
             opened = request.query.get("changefeed", ("",))[0]

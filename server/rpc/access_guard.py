@@ -188,17 +188,20 @@ def _only_seen(method: str, answer: Any, client: Client) -> Any:
 class HttpContext:
     """Of a call that came by HTTP, with the client's header and the names in its certificate."""
 
-    def __init__(self, authorization: str = "", common_names: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self, authorization: str = "", common_names: Sequence[bytes] = (), peer: str = ""
+    ) -> None:
         self._metadata = (("authorization", authorization),) if authorization else ()
         self._common_names = tuple(common_names)
+        self._peer = peer
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """The header `authorization`, if there is one."""
         return self._metadata
 
     def peer(self) -> str:
-        """What stands in the audit log for whoever sent the HTTP request."""
-        return "http"
+        """Where the HTTP request came from, as gRPC writes it."""
+        return self._peer
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         """As gRPC has it."""

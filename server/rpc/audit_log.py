@@ -2,13 +2,17 @@
 ended. Calls that only read, and those of other daemons, have none.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from http import HTTPStatus
 from typing import Any, Final
 
 import structlog
 
+from server.log import AUDIT
+from server.routes import Answer
 from storage.model.errors import TidemarkError
 
 _CHANGES: Final = re.compile(
@@ -65,7 +69,7 @@ def log_change(method: str, request: Any, outcome: str, peer: str, client: str =
     of = next((text for name in _OBJECTS if (text := str(getattr(request, name, "")))), "")
     _log.info(
         _SAID.get(outcome, "call was refused"),
-        logger="audit",
+        logger=AUDIT,
         method=method,
         of=of[:_SHOWN_MAX],
         peer=peer,
@@ -77,5 +81,19 @@ def log_change(method: str, request: Any, outcome: str, peer: str, client: str =
 def _client(context: Any) -> str:
     if name := _client_name.get():
         return name
-    names: Iterable[bytes] = context.auth_context().get("x509_common_name", ())
+    return shown_names(context.auth_context().get("x509_common_name", ()))
+
+
+def shown_names(names: Iterable[bytes]) -> str:
+    """The common names of a client's certificate, as the log has them."""
     return ", ".join(name.decode(errors="backslashreplace") for name in names)[:_SHOWN_MAX]
+
+
+def outcome_of(answer: Answer) -> str:
+    """How an HTTP request ended: `ok`, or the code of the error that its answer tells."""
+    if answer.status < HTTPStatus.BAD_REQUEST:
+        return OK
+    try:
+        return str(json.loads(answer.body)["error_code"]).removeprefix("TM:")
+    except (ValueError, TypeError, KeyError):
+        return f"HTTP {answer.status}"

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from server.config import ConfigError
+from server.routes import Request
 from server.rpc.access_list import CLUSTER, Access, Client, OpenAccess, Right
 from server.rpc.audit_log import BEGUN, log_change
 from server.rpc.credentials import SecurityConfig
@@ -146,16 +147,14 @@ class CallAccess:
         has_changed, self._state = state != self._state, state
         return has_changed
 
-    def check_request(
-        self, method: str, path: str, authorization: str, names: Iterable[bytes]
-    ) -> None:
+    def check_request(self, request: Request) -> None:
         """See that an HTTP request may be made; raises as `check_call`."""
-        right = None if self._is_open else right_of_request(method, path)
+        right = None if self._is_open else right_of_request(request.method, request.path)
         if right is not None:
-            values = [authorization] if authorization else []
-            what = f"{method} {path[:256]}"
-            client = self._checked(right, what, values, names, "http")
-            _log_begun(right, what, client, "http")
+            values = [request.authorization] if request.authorization else []
+            what = f"{request.method} {request.path[:256]}"
+            client = self._checked(right, what, values, request.common_names, request.peer)
+            _log_begun(right, what, client, request.peer)
 
     def _client(
         self,

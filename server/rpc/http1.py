@@ -7,6 +7,7 @@ of a request, and the bytes of all bodies that are being received, are bounded h
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
@@ -18,6 +19,7 @@ from server.routes import Answer, Request, error_answer, fault
 from server.rpc.access_list import ForbiddenError, UnauthenticatedError
 from server.rpc.call_access import CallAccess
 from server.rpc.credentials import AllowedNames, common_names
+from server.rpc.listener import peer_text
 from storage.model.errors import TidemarkError
 
 MAX_HEADER_BYTES = 16 << 10
@@ -165,6 +167,7 @@ class Http1Connection(asyncio.Protocol):
         self._body = bytearray()
         self._answering: asyncio.Task[None] | None = None
         self._common_names: tuple[bytes, ...] = ()
+        self._peer = ""
         self._timer = self._loop.call_later(REQUEST_S, self.abort)
         self._in_request = True
         self._buffered_bytes = 0
@@ -185,6 +188,7 @@ class Http1Connection(asyncio.Protocol):
             )
             return
         self._common_names = common_names(transport.get_extra_info("peercert") or {})
+        self._peer = peer_text(transport.get_extra_info("peername"))
         if reason := self._front.allowed.refusal(self._common_names):
             self._send(fault(403, "ErrUnauthorized", reason), last=True)
 
@@ -300,9 +304,8 @@ class Http1Connection(asyncio.Protocol):
         assert head is not None
         try:
             request = request_of(head, bytes(self._body), self._common_names)
-            self._front.access.check_request(
-                request.method, request.path, request.authorization, self._common_names
-            )
+            request = replace(request, peer=self._peer)
+            self._front.access.check_request(request)
             async with asyncio.timeout(ANSWER_S):
                 answer = await self._front.serve(request)
         except (UnauthenticatedError, ForbiddenError) as err:

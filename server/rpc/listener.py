@@ -117,6 +117,13 @@ def _bound(
     return bound
 
 
+def peer_text(peer: object) -> str:
+    """A socket's peer name as gRPC writes it: `ipv4:127.0.0.1:1234`."""
+    if not isinstance(peer, tuple):
+        return "unix:"
+    return f"ipv6:[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"ipv4:{peer[0]}:{peer[1]}"
+
+
 def client_address(peer: object) -> str:
     """What connections of `peer`, a socket's peer name, are counted by;
     empty for a Unix socket's.

@@ -90,7 +90,7 @@ class Api:
             operation, arguments = self._find(request)
         except TidemarkError as err:
             return error_answer(err)
-        context = HttpContext(request.authorization, request.common_names)
+        context = HttpContext(request.authorization, request.common_names, request.peer)
         try:
             if operation not in _FOR_ALL:
                 client_of(self._access, context).check(Right.SEE, operation)

@@ -16,6 +16,7 @@ from server.rpc.http2.connection import Connection
 from server.rpc.http2.frames import ConnectionFault, ErrorCode
 from server.rpc.http2.peer import Bounds, Peer
 from server.rpc.http2.stream import Host
+from server.rpc.listener import peer_text
 
 _FAULTS = Counter(
     "tidemark_rpc_connection_faults_total",
@@ -323,13 +324,10 @@ class Stall:
 
 
 def _peer(transport: asyncio.Transport) -> Peer:
-    name = transport.get_extra_info("peername")
-    address = "unix:"
-    if isinstance(name, tuple):
-        address = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
     certificate = transport.get_extra_info("peercert")
     return Peer(
-        address, auth_context(certificate or {}) if transport.get_extra_info("ssl_object") else {}
+        peer_text(transport.get_extra_info("peername")),
+        auth_context(certificate or {}) if transport.get_extra_info("ssl_object") else {},
     )
 
 

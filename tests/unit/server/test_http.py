@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
+from structlog.testing import capture_logs
 
 from server.config import ConfigError
 from server.http import HttpPortError, listen
@@ -121,7 +122,7 @@ def test_something_that_is_no_address_says_so(addr: str, ready: Ready) -> None:
         ("PUT", "/log-level", {"runs", "boss"}),
     ],
 )
-def test_pds_paths_take_the_roles_that_pds_protocol_takes(
+def test_routes_take_roles_and_changes_are_in_the_audit_log(
     ready: Ready, tmp_path: Path, method: str, path: str, allowed: set[str]
 ) -> None:
     roles = {"sees": "read", "runs": "operate", "node": "cluster", "boss": "admin"}
@@ -134,6 +135,7 @@ def test_pds_paths_take_the_roles_that_pds_protocol_takes(
     )
     routes, statuses = Routes(), {}
     with (
+        capture_logs() as logs,
         routes.serving({(method, path): lambda _: Answer(200, b"")}),
         listen(
             "127.0.0.1:0", ready=ready, routes=routes, access=AccessFile(str(clients))
@@ -145,3 +147,10 @@ def test_pds_paths_take_the_roles_that_pds_protocol_takes(
             statuses[name] = connection.getresponse().status
             connection.close()
     assert statuses == {name: 200 if name in allowed else 403 for name in roles}
+    audit = {line["client"]: line for line in logs if line.get("logger") == "audit"}
+    assert {name: line["outcome"] for name, line in audit.items()} == (
+        {}
+        if method == "GET"
+        else {name: "ok" if name in allowed else "ErrUnauthorized" for name in roles}
+    )
+    assert all(line["peer"].startswith("ipv4:127.0.0.1:") for line in audit.values())

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from server.config import ConfigError
-from server.log import LogConfig, configure, log_config, set_level, set_redaction
+from server.log import AUDIT, LogConfig, configure, log_config, set_level, set_redaction
 from server.log_redaction import redacted
 
 
@@ -38,6 +38,12 @@ def test_below_the_level_nothing_is_written(capfd: pytest.CaptureFixture[str]) -
     configure(LogConfig(log_level="warning"), "store")
     structlog.get_logger().info("not news")
     assert capfd.readouterr().err == ""
+
+
+def test_who_changed_what_is_written_whatever_the_level(capfd: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig(log_level="error"), "store")
+    structlog.get_logger().info("call changed something", logger=AUDIT, method="PUT /log-level")
+    assert json.loads(capfd.readouterr().err)["method"] == "PUT /log-level"
 
 
 def test_the_level_changes_at_run_time(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@ with each engine.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from server.routes import Answer, Request
 from server.rpc.client import connect
 from server.rpc.grpcio_front import offered_protocols, wants_http1
-from server.rpc.http1 import MAX_CONNECTIONS, MAX_HEADER_BYTES, begins_like_http1
+from server.rpc.http1 import MAX_CONNECTIONS, MAX_HEADER_BYTES, Serve, begins_like_http1
 from server.rpc.server import RpcServer
 
 LARGE = 1 << 20
@@ -31,7 +32,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(served: Served) -> AsyncIterator[tuple[str, grpc.aio.Channel]]:
+async def serving(served: Serve) -> AsyncIterator[tuple[str, grpc.aio.Channel]]:
     server = RpcServer()
     server.serve_http1(served)
     async with server.listen("127.0.0.1:0") as bound, connect(bound) as channel:
@@ -64,6 +65,15 @@ async def test_pages_of_other_sites_are_not_answered() -> None:
             assert b" 403 " in await get(bound, "/api", f"Origin: {origin}\r\n")
         assert served.count == 0
         assert b" 200 " in await get(bound, "/api", "Origin: http://x\r\n")
+
+
+@pytest.mark.usefixtures("engine")
+async def test_handlers_know_where_a_request_comes_from() -> None:
+    async def peer(request: Request) -> Answer:
+        return Answer(200, request.peer.encode())
+
+    async with serving(peer) as (bound, _):
+        assert re.search(rb"\r\n\r\nipv4:127\.0\.0\.1:\d+$", await get(bound, "/api"))
 
 
 @pytest.mark.usefixtures("engine")
