@@ -7,7 +7,6 @@ however that happens, and they end, too.
 
 import asyncio
 import contextlib
-import itertools
 import json
 import random
 import signal
@@ -20,11 +19,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from server.process import drain
+from server.up.tree import child_http_addr
 from storage.model.errors import UnavailableError
 
-_LISTENERS = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
+_LISTENERS = ("coordinator", "store", "capture", "flight", "pump", "gc-worker")
+_CHILDREN = ("coordinator", "store", "capture", "pump", "gc-worker")
 _PORTS = range(20_000, 32_000)
 """Linux and others give out ports above these."""
+_HTTP_PORTS = range(12_000, 20_200)
+"""Of the tree: those of its daemons, which follow from it, lie below 32,000, too."""
 _DRAIN_SECONDS = 30.0
 _LINE_BYTES = 1 << 20
 
@@ -42,8 +45,8 @@ class Cluster:
         self.endpoints: dict[str, str] = {}
         self.cluster_id = ""
         self._log = data / "logs" / "cluster.log"
-        places = zip(_LISTENERS, _free_addresses(len(_LISTENERS)), strict=True) if any_ports else ()
-        ports = [flag for name, address in places for flag in (f"--{name}-addr", address)]
+        places = free_addresses() if any_ports else {}
+        ports = [flag for name, address in places.items() for flag in (f"--{name}-addr", address)]
         self._arguments = [
             "up",
             "--follow-parent",
@@ -136,16 +139,31 @@ def _tail(log: Path) -> str:
     return " | ".join((errors or lines)[-3:]) or "(nothing)"
 
 
-def _free_addresses(count: int) -> list[str]:
-    """Where nobody listens now, all different.
+def free_addresses() -> dict[str, str]:
+    """Where nobody listens now, all different, by listener of `tidemark up`.
 
     They lie below the ports that the kernel gives to whoever asks for any: no daemon that starts
     beside the cluster, or while it is killed, is given one of them.
     """
-    ports = list(_PORTS)
-    random.SystemRandom().shuffle(ports)  # another demo may choose at the same time
-    free = list(itertools.islice(filter(_is_free, ports), count))
-    return [f"127.0.0.1:{port}" for port in free]
+    http, taken = _http_ports()
+    free = (port for port in _shuffled(_PORTS) if port not in taken and _is_free(port))
+    places = dict(zip(_LISTENERS, free, strict=False)) | {"http": http}
+    return {name: f"127.0.0.1:{port}" for name, port in places.items()}
+
+
+def _http_ports() -> tuple[int, set[int]]:
+    """One for the tree, and all that it and its daemons answer HTTP on then."""
+    for http in _shuffled(_HTTP_PORTS):
+        addresses = (child_http_addr(f"127.0.0.1:{http}", name) for name in _CHILDREN)
+        ports = {http, *(int(address.rpartition(":")[2]) for address in addresses)}
+        if all(map(_is_free, ports)):
+            return http, ports
+    raise ProcessFailedError("all ports from 12000 to 32000 are taken; stop what listens there")
+
+
+def _shuffled(ports: range) -> list[int]:
+    # another demo may choose at the same time
+    return random.SystemRandom().sample(ports, len(ports))
 
 
 def _is_free(port: int) -> bool:
