@@ -24,7 +24,7 @@ from sink.mysql_mounter import MysqlMounter
 from storage.model.errors import CorruptError
 from storage.model.event import snapshot_rows
 from tests.integration.mysql.key_types import KEYS
-from tests.mariadb import MariaDb, mariadb_only
+from tests.mariadb import MYSQLD, MariaDb, mariadb_only
 
 
 @pytest.fixture
@@ -161,6 +161,30 @@ def test_a_table_that_the_log_has_yet_to_tell_of_is_refused_by_name(
                 else:
                     # 16 bytes are cast to 16 bytes, whatever they are by now.
                     assert was in {now} | SAME_IN_A_LOG or {now, was} <= SAME_IN_A_RESULT
+
+
+def test_members_of_an_enum_are_those_of_its_rows(mariadb: MariaDb, session: Session) -> None:
+    """A catalogue escapes some characters, and MariaDB's shows `?` for those of four bytes."""
+    name = mariadb.database()
+    emoji = "" if MYSQLD else ",'🎉','x🎊y'"
+    session.execute(
+        f"CREATE TABLE {name}.`t``t` (id INT AUTO_INCREMENT PRIMARY KEY, "
+        f"e ENUM('a','?','no?','d\\\\e','f\\ng',''''{emoji}) COLLATE utf8mb4_bin, "
+        f"`s``?` SET('?','b'{emoji}) COLLATE utf8mb4_bin)"
+    )
+    definition = read_definitions(session, [(name, "t`t")])[name, "t`t"]
+    of_enum, of_set = (column.elems for column in definition.columns[1:])
+    for column, values in (
+        ("e", [place + 1 for place in range(len(of_enum))]),
+        ("`s``?`", [1 << place for place in range(len(of_set))]),
+    ):
+        rows = ", ".join(f"({value})" for value in values)
+        session.execute(f"INSERT INTO {name}.`t``t` ({column}) VALUES {rows}")
+    read = session.execute(
+        f"SELECT HEX(CONVERT(COALESCE(e, `s``?`) USING utf8mb4)) FROM {name}.`t``t` ORDER BY id"
+    )
+    texts = [bytes.fromhex(str(text)).decode() for (text,) in read]
+    assert texts == [*of_enum, *of_set]
 
 
 SAME_IN_A_LOG = {"BINARY(16)", "UUID"}

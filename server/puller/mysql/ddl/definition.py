@@ -48,6 +48,8 @@ _GEOMETRIES: Final = frozenset(
     }
 )
 _ELEM = re.compile(r"'((?:[^']|'')*)'")
+_ESCAPED: Final = re.compile(r"\\.|''", re.S)
+_ESCAPES: Final = {r"\0": "\0", r"\n": "\n", r"\r": "\r"}
 _SET_BYTES = (1, 1, 2, 3, 4, 8, 8, 8, 8)
 UNTOLD: Final = "?"
 """In the place of a column's expression: whether it has one is not known, as the column came with
@@ -156,7 +158,12 @@ def _elems_type(kind: str, count: int) -> tuple[Type, int]:
 
 
 def _elems(declared: str) -> tuple[str, ...]:
-    return tuple(elem.replace("''", "'") for elem in _ELEM.findall(declared))
+    """The members of an ENUM or SET; a catalogue escapes them whatever the sql_mode is."""
+    return tuple(_ESCAPED.sub(_unescaped, elem) for elem in _ELEM.findall(declared))
+
+
+def _unescaped(escaped: re.Match[str]) -> str:
+    return _ESCAPES.get(escaped[0], escaped[0][1])
 
 
 class TableKeys:

@@ -5,6 +5,7 @@ and what they are at a place in the log.
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from server.puller.mysql.ddl.column_types import Collations
@@ -78,13 +79,58 @@ def read_definitions(
     by_table: dict[TableName, list[tuple[Any, ...]]] = defaultdict(list)
     for row in columns:
         by_table[row[0], row[1]].append(row)
-    return {
+    definitions = {
         (schema, table): _definition(
             (schema, table), (engine, kind, collation), by_table[schema, table], keys.get((schema, table), ()),
             collations, cascades.get((schema, table)),
         )
         for schema, table, engine, kind, collation in tables
     }  # fmt: skip
+    return {name: _with_members(session, each) for name, each in definitions.items()}
+
+
+def _with_members(session: Session, definition: Definition) -> Definition:
+    """With the members of each ENUM and SET as they are.
+
+    MariaDB's catalogue shows `?` for characters of four bytes, which a variable of the column's
+    type has: it needs neither rows nor a right to write.
+    """
+    places = [
+        (column, place)
+        for column in definition.columns
+        for place, member in enumerate(column.elems)
+        if "?" in member
+    ]
+    if not places or not session.flavor.is_mariadb:
+        return definition
+    variables, shown = [], []
+    for number, (column, place) in enumerate(places):
+        of_column = ".".join(map(_quoted, (*definition.name, column.name)))
+        value = place + 1 if column.type is Type.ENUM else 1 << place
+        variables.append(f"DECLARE v{number} TYPE OF {of_column} DEFAULT {value};")
+        shown.append(f"HEX(CONVERT(v{number} USING utf8mb4))")
+    block = f"BEGIN NOT ATOMIC {' '.join(variables)} SELECT {', '.join(shown)}; END"
+    try:
+        read = session.row(block)
+    except (MySqlPrivilegeError, MySqlStatementError):
+        return definition  # altered or dropped meanwhile, or a table that no SELECT may read
+    members: dict[str, dict[int, str]] = defaultdict(dict)
+    for (column, place), member in zip(places, read, strict=True):
+        members[column.name][place] = bytes.fromhex(member).decode()
+    columns = tuple(
+        replace(
+            column,
+            elems=tuple(
+                members[column.name].get(place, member) for place, member in enumerate(column.elems)
+            ),
+        )
+        for column in definition.columns
+    )
+    return replace(definition, columns=columns)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def table_names(session: Session) -> list[TableName]:

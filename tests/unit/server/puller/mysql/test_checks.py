@@ -167,6 +167,19 @@ def test_a_type_nobody_knows_has_no_column() -> None:
     assert column_of(row, {}) is None
 
 
+def test_members_are_read_as_a_catalogue_escapes_them() -> None:
+    row = {
+        "column_name": "c",
+        "is_nullable": "YES",
+        "data_type": "enum",
+        "column_type": r"enum('a\\b','c\nd','e\0f','g\rh','i''j','\\n','')",
+        "collation_name": "latin1_swedish_ci",
+    }
+    column = column_of(row, {"latin1_swedish_ci": 8})
+    assert column is not None
+    assert column.elems == (r"a\b", "c\nd", "e\0f", "g\rh", "i'j", r"\n", "")
+
+
 def test_explain_gives_columns_by_name_everywhere() -> None:
     """MySQL 9.7 was seen to answer plain EXPLAIN with one column of text,
     which a dump with a WHERE ended at.
