@@ -52,15 +52,32 @@ _SETTINGS = {
 }
 # Set after the tables are created: statements without rows would print a header, too.
 _HEADERS = "SET spark.sql.cli.print.header=true;\n"
-_QUIET = "rootLogger.level = error\nrootLogger.appenderRef.console.ref = console\n" + "".join(
-    f"appender.console.{line}\n"
-    for line in (
-        "type = Console",
-        "name = console",
-        "target = SYSTEM_ERR",
-        "layout.type = PatternLayout",
-    )
-)
+_QUIET = """\
+# Errors only. The threshold is the appender's: shells announce it if it is that of the root logger.
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.filter.threshold.type = ThresholdFilter
+appender.console.filter.threshold.level = error
+"""
+_SHELL = """\
+#!/bin/bash
+# A Spark SQL shell over the lake; -e 'STATEMENT' and -f FILE as of spark-sql. It leaves out what the JVM
+# says at its start, and the times of the statements that make the tables known.
+set -o pipefail
+export PYSPARK_PYTHON={python} SPARK_CONF_DIR={conf}
+errors() {{ trap '' INT; exec grep --line-buffered -vE '^(Time taken: |WARNING: Using incubator modules)' >&2; }}
+shell() {{ {program} -S -i {tables} "$@"; }}
+
+if [ $# -eq 0 ]; then
+  shell 2> >(errors)
+else
+  shell "$@" 2> >(errors) | sed '1,/^spark.sql.cli.print.header\ttrue$/d'
+fi
+"""
 
 
 class ChangefeedStoppedError(UnavailableError):
@@ -307,12 +324,13 @@ def write_shell(script: Path, lake: Path, tables: Iterable[str]) -> None:
     (spark / "tables.sql").write_text(
         "".join([*_statements(lake, tables), _HEADERS]), encoding="utf-8"
     )
-    program = Path(sys.executable).parent / "spark-sql"
     script.write_text(
-        "#!/bin/sh\n"
-        f"export PYSPARK_PYTHON={shlex.quote(sys.executable)} "
-        f"SPARK_CONF_DIR={shlex.quote(str(spark))}\n"
-        f'exec {shlex.quote(str(program))} -i {shlex.quote(str(spark / "tables.sql"))} "$@"\n',
+        _SHELL.format(
+            python=shlex.quote(sys.executable),
+            conf=shlex.quote(str(spark)),
+            program=shlex.quote(str(Path(sys.executable).parent / "spark-sql")),
+            tables=shlex.quote(str(spark / "tables.sql")),
+        ),
         encoding="utf-8",
     )
     script.chmod(0o755)

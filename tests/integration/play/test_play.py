@@ -46,7 +46,7 @@ def test_the_shell_knows_the_tables_wherever_the_lake_lies(tmp_path, monkeypatch
     monkeypatch.setattr("server.play.playground.install", lambda *_: [tmp_path / "delta.jar"])
     lake = tmp_path / "Ada's lake"
     write_shell(tmp_path / "sql", lake, TABLES)
-    subprocess.run(["sh", "-n", tmp_path / "sql"], check=True)
+    subprocess.run(["bash", "-n", tmp_path / "sql"], check=True)
     tables = (tmp_path / "spark" / "tables.sql").read_text()
     assert (
         f"CREATE TABLE shop.orders USING delta LOCATION '{tmp_path}/Ada\\'s lake/shop/orders';"
@@ -55,6 +55,32 @@ def test_the_shell_knows_the_tables_wherever_the_lake_lies(tmp_path, monkeypatch
     assert (
         f"spark.jars {tmp_path}/delta.jar"
         in (tmp_path / "spark" / "spark-defaults.conf").read_text()
+    )
+
+
+def test_the_shell_prints_results_and_errors_only(tmp_path, monkeypatch):
+    """The lines are those of spark-sql 4.2.1 with three tables."""
+    monkeypatch.setattr("server.play.playground.install", lambda *_: [])
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    spark_sql = tmp_path / "spark-sql"
+    spark_sql.write_text(
+        "#!/bin/sh\n"
+        "echo 'WARNING: Using incubator modules: jdk.incubator.vector' >&2\n"
+        "echo 'Time taken: 3.91 seconds' >&2\n"
+        "printf 'key\\tvalue\\nspark.sql.cli.print.header\\ttrue\\n'\n"
+        "printf 'name\\tprice\\ntea\\t3\\n'\n"
+        "echo '[UNRESOLVED_COLUMN] no such column' >&2\n"
+        "exit 3\n"
+    )
+    spark_sql.chmod(0o755)
+    write_shell(tmp_path / "sql", tmp_path / "lake", TABLES)
+    done = subprocess.run(
+        [tmp_path / "sql", "-e", "SELECT"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        3,
+        "name\tprice\ntea\t3\n",
+        "[UNRESOLVED_COLUMN] no such column\n",
     )
 
 
