@@ -31,25 +31,37 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `access`."""
     verbs = groups.add_parser("access").add_subparsers(required=True, metavar="VERB")
     create = verbs.add_parser(
-        "create", help="make a token, and add its client to an access file", parents=[shared]
+        "create", help="create a token, and add its client to an access file", parents=[shared]
     )
-    create.add_argument("name", metavar="NAME", help="as logs will call the client")
-    create.add_argument("--role", required=True, choices=ROLES, help="what it may do")
+    create.add_argument("name", metavar="NAME", help="the client's name in logs")
+    create.add_argument("--role", required=True, choices=ROLES, help="what the client may do")
     create.add_argument(
         "--changefeed",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="only changefeeds whose id fits, with * and ?; may be repeated (default: all)",
+        help="only changefeeds whose id matches, with * and ?; may be repeated (default: all)",
     )
     create.add_argument(
-        "--expires-in", type=period, default=0, metavar="TIME", help="such as 720h (default: never)"
+        "--expires-in",
+        type=period,
+        default=0,
+        metavar="TIME",
+        help="how long the token is valid, such as 720h (default: without end)",
     )
-    create.add_argument("--access-file", required=True, help="made if it is not there")
-    create.add_argument("--new-token-file", required=True, help="must not be there yet")
+    create.add_argument(
+        "--access-file",
+        required=True,
+        help="the access file, which is created if it does not exist",
+    )
+    create.add_argument(
+        "--new-token-file",
+        required=True,
+        help="the new file for the token, which must not exist yet",
+    )
     create.set_defaults(command=create_client)
-    listed = verbs.add_parser("list", help="the clients of an access file", parents=[shared])
-    listed.add_argument("--access-file", required=True)
+    listed = verbs.add_parser("list", help="list the clients of an access file", parents=[shared])
+    listed.add_argument("--access-file", required=True, help="the access file")
     listed.set_defaults(command=list_clients)
 
 

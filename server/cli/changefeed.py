@@ -82,7 +82,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 def _add_progress(verbs: Any, shared: argparse.ArgumentParser) -> None:
     counted = verbs.add_parser(
         "statistics",
-        help="rows that readers take a second, and how far it is behind",
+        help="show how many rows a second the readers take, and how far they are behind",
         parents=[shared],
     )
     dump.add_changefeed_id(counted)
@@ -98,7 +98,7 @@ def _add_progress(verbs: Any, shared: argparse.ArgumentParser) -> None:
     counted.set_defaults(command=show_statistics)
     asked = verbs.add_parser(
         "synced",
-        help="whether the target has all that the source has; exit status 1 if not",
+        help="check whether the target has everything that the source has; exit status 1 if not",
         parents=[shared],
     )
     dump.add_changefeed_id(asked)
@@ -107,28 +107,28 @@ def _add_progress(verbs: Any, shared: argparse.ArgumentParser) -> None:
         type=period,
         default=0,
         metavar="DURATION",
-        help="ask until it has, at most so long",
+        help="wait until it has, for at most this long",
     )
     asked.add_argument(
         "--synced-check-interval",
         type=period,
         default=SYNCED_CHECK_S,
         metavar="DURATION",
-        help="how long no row and no DDL must have come (default: 5m)",
+        help="the source must have had no row change and no DDL for this long (default: 5m)",
     )
     asked.add_argument(
         "--checkpoint-interval",
         type=period,
         default=SYNCED_CHECKPOINT_S,
         metavar="DURATION",
-        help="how old the checkpoint may be (default: 15s)",
+        help="the checkpoint may be at most this far behind (default: 15s)",
     )
     asked.set_defaults(command=show_synced)
 
 
 def _add_update(update: argparse.ArgumentParser) -> None:
     update.add_argument(
-        "--sink-uri", default="", help="the same place, with another login or other options"
+        "--sink-uri", default="", help="the same target, with another login or other options"
     )
     update.add_argument(
         "--on-unclear-ddl",
@@ -150,27 +150,36 @@ def _add_update(update: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="the new table filter, all its rules, as in create: tables that it takes anew come "
-        "when everything up to now is at the target, and are dumped; others go, and stay in the "
-        "target as they are",
+        help=(
+            "a rule of the new table filter, as in `create`; give all its rules. Tables that it "
+            "adds are replicated once everything up to now is at the target, and their present "
+            "rows are copied. Tables that it removes stay in the target as they are"
+        ),
     )
     update.add_argument(
         "--config", metavar="FILE", help="TOML file with TiCDC's keys: [filter] rules"
     )
     update.add_argument(
-        "--no-dump", action="store_true", help="do not copy what tables hold that come"
+        "--no-dump",
+        action="store_true",
+        help="do not copy the present rows of tables that the filter adds",
     )
     update.add_argument(
         "--dry-run",
         action="store_true",
-        help="change nothing; show the tables that would come, and those that would go",
+        help="change nothing; show the tables that would be added, and those that would be removed",
     )
 
 
 def _add_list(verbs: Any, shared: argparse.ArgumentParser) -> None:
-    listed = verbs.add_parser("list", help="all changefeeds", parents=[shared])
+    listed = verbs.add_parser(
+        "list", help="list all changefeeds: state, lag, lake job, target, error", parents=[shared]
+    )
     listed.add_argument(
-        "-a", "--all", action="store_true", help="accepted for cdc's sake: all are shown anyway"
+        "-a",
+        "--all",
+        action="store_true",
+        help="no effect, as all are shown anyway; accepted because `cdc cli` has it",
     )
     add_watch(listed)
     listed.set_defaults(command=list_changefeeds)
@@ -178,24 +187,50 @@ def _add_list(verbs: Any, shared: argparse.ArgumentParser) -> None:
 
 def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
     for name, command, text in (
-        ("query", query_changefeed, "one changefeed in detail"),
+        ("query", query_changefeed, "show one changefeed in detail"),
         (
             "history",
             show_history,
-            "what happened to it: schema changes, stretches left out, errors",
+            (
+                "show what happened to a changefeed: schema changes, parts of the log that were "
+                "skipped, errors"
+            ),
         ),
-        ("pause", pause_changefeed, "stop pulling; the checkpoint holds GC back for a day more"),
-        ("resume", resume_changefeed, "pull again from the checkpoint"),
+        (
+            "pause",
+            pause_changefeed,
+            (
+                "pause a changefeed: nothing is read until `resume`, and GC waits for it for one "
+                "more day"
+            ),
+        ),
+        ("resume", resume_changefeed, "resume a changefeed from its checkpoint"),
         (
             "update",
             update_changefeed,
-            "give it another filter, sink URI, what unclear DDL leads to, audit, or retention",
+            "change a changefeed's filter, sink URI, audit, retention or --on-unclear-ddl",
         ),
-        ("move-table", move_table, "let another capture pull and serve one of its tables"),
-        ("list-readers", list_readers, "its readers that have a name, and how far each is behind"),
-        ("add-reader", add_reader, "give a reader of its rows a name and a position of its own"),
-        ("remove-reader", remove_reader, "hold no changes for such a reader any more"),
-        ("remove", remove_changefeed, "forget it, and let GC go on"),
+        ("move-table", move_table, "move one table of a changefeed to another capture"),
+        (
+            "list-readers",
+            list_readers,
+            "list the named readers of a changefeed, and how far each is behind",
+        ),
+        (
+            "add-reader",
+            add_reader,
+            "add a named reader, which has a position of its own in the changes",
+        ),
+        (
+            "remove-reader",
+            remove_reader,
+            "remove a named reader: changes are no longer kept for it",
+        ),
+        (
+            "remove",
+            remove_changefeed,
+            "remove a changefeed: GC no longer waits for it, and the target stays as it is",
+        ),
     ):
         verb = verbs.add_parser(name, help=text, parents=[shared])
         dump.add_changefeed_id(verb)
@@ -203,20 +238,35 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         if name == "update":
             _add_update(verb)
         if name == "move-table":
-            verb.add_argument("--table", required=True, metavar="SCHEMA.TABLE")
             verb.add_argument(
-                "--to", required=True, metavar="CAPTURE", help="its id, as `capture list` has it"
+                "--table",
+                required=True,
+                metavar="SCHEMA.TABLE",
+                help="the table, by its name in the source",
+            )
+            verb.add_argument(
+                "--to",
+                required=True,
+                metavar="CAPTURE",
+                help="id of the capture, as in `capture list`",
             )
         if name.endswith("-reader"):
-            verb.add_argument("--reader", required=True, metavar="NAME", help="its option `reader`")
+            verb.add_argument(
+                "--reader",
+                required=True,
+                metavar="NAME",
+                help="the name that the reader's Spark query gives as its option `reader`",
+            )
         if name == "add-reader":
             verb.add_argument(
                 "--start-ts",
                 type=timestamp,
                 default=0,
                 metavar="TSO",
-                help="it begins with what was committed after it (default: with the first that is kept, "
-                "which is at the checkpoint without --retain)",
+                help=(
+                    "the reader gets the changes committed after this timestamp (default: the oldest "
+                    "that are kept; without --retain, those after the checkpoint)"
+                ),
             )
         if name == "remove-reader":
             add_yes(verb)
@@ -231,11 +281,14 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
                 "--overwrite-checkpoint-ts",
                 type=ts_or_now,
                 metavar="TS|now",
-                help="go on from there: rows are left out, or come twice",
+                help=(
+                    "go on from this timestamp instead of the checkpoint: a later one skips changes, an "
+                    "earlier one delivers them twice"
+                ),
             )
         if name == "remove":
             verb.add_argument(
-                "--dry-run", action="store_true", help="only show what would be removed"
+                "--dry-run", action="store_true", help="change nothing; show what would be removed"
             )
 
 

@@ -31,22 +31,23 @@ if TYPE_CHECKING:
 
 UNCLEAR = ("reread", "stop")
 UNCLEAR_HELP = (
-    "of a mysql:// source, as the option of its URI: a table whose rows a DDL changes in no event "
-    "is read again by itself, and cuts wait for it (reread, the default), or the changefeed stops"
+    "what to do when a DDL changes rows of a mysql:// source without logging them: read "
+    "the table again, while cuts wait (reread, the default), or stop the changefeed"
 )
 AUDIT_HELP = (
-    "compare the lake with its source all the time, slowly: each table whole within DURATION, 1m "
-    "to 2160h, such as 1h; a difference is a warning of the changefeed"
+    "compare the lake with its source in the background, each table completely once per "
+    "DURATION (1m to 2160h, such as 1h); a difference puts the changefeed into the state "
+    "`warning`"
 )
 RETAIN_HELP = (
-    "keep what readers have acknowledged, for readers that come later: for a time (24h), up to a "
-    "size of the sorted rows on the captures' disks (50GiB), or both (24h,50GiB: what is over "
-    "either goes). It does not hold the upstream's GC, and begins anew when the changefeed is "
-    "started again"
+    "keep changes that all readers have acknowledged, for readers that are added later: "
+    "for a time (24h), up to a size on the captures' disks (50GiB), or both (24h,50GiB: "
+    "the limit that is reached first counts). The source's GC does not wait for them, "
+    "and they are lost when the changefeed is started again"
 )
 READER_TTL_HELP = (
-    "a reader that has a name and acknowledges nothing for so long is held for no more: what it "
-    "has yet to take may go"
+    "a named reader that acknowledges nothing for this long is given up: changes are no "
+    "longer kept for it"
 )
 _CHECK_COLUMNS = (("TABLE", "table"), ("REPLICATED", "replicated"), ("COLUMNS, OR WHY NOT", "what"))
 _LARGE_GAP_S = 86_400
@@ -74,19 +75,20 @@ class DumpNotStartedError(UnavailableError):
 
 def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add `create`."""
-    create = verbs.add_parser("create", help="start to replicate tables", parents=[shared])
+    create = verbs.add_parser("create", help="create a changefeed", parents=[shared])
     create.add_argument(
-        "-c", "--changefeed-id", required=True, help="letters, digits and single hyphens"
+        "-c",
+        "--changefeed-id",
+        required=True,
+        help="its new id: letters, digits and single hyphens",
     )
-    create.add_argument(
-        "--sink-uri", required=True, help="where the rows go, such as delta:///path"
-    )
+    create.add_argument("--sink-uri", required=True, help="the target, such as delta:///path")
     create.add_argument(
         "--source-uri",
         default="",
         help=(
-            "what is replicated, such as mysql://user@host:3306?password-file=/path; default: the "
-            "cluster"
+            "the source, such as mysql://user@host:3306?password-file=/path or pump:// (default: "
+            "TiKV's change feed)"
         ),
     )
     _add_tables(create)
@@ -96,33 +98,38 @@ def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
         type=timestamp,
         default=0,
         metavar="TSO",
-        help="replicate what is committed after it (default: now)",
+        help="replicate changes committed after this timestamp (default: now)",
     )
     create.add_argument(
         "--target-ts",
         type=timestamp,
         default=0,
         metavar="TSO",
-        help="replicate up to it (default: without end)",
+        help="replicate changes committed up to this timestamp (default: no end)",
     )
     create.add_argument(
         "--dump",
         action="store_true",
-        help="copy what the tables hold now, too, as `dumpstart` does",
+        help="also copy the rows that the tables hold now, as `dumpstart` does",
     )
     create.add_argument(
         "--dry-run",
         action="store_true",
-        help="create nothing; show the tables and columns that would be replicated, and the tables "
-        "that cannot be, with the reason",
+        help=(
+            "create nothing; show which tables and columns would be replicated, and why other "
+            "tables cannot be"
+        ),
     )
     create.add_argument(
         "--explain",
         action="store_true",
-        help="as --dry-run, and for each table the rule that takes it or leaves it out, its name in the "
-        "target, each column's type and mask, columns that are left out, and what event filters ignore",
+        help=(
+            "like --dry-run, and show for each table the rule that includes or excludes it, its "
+            "name in the target, the type and mask of each column, excluded columns, and what "
+            "event filters ignore"
+        ),
     )
-    add_yes(create, "do not ask when the start lies more than a day back")
+    add_yes(create, "do not ask when --start-ts is more than a day ago")
     add_verbose(create)
     create.set_defaults(command=create_changefeed)
 
@@ -134,60 +141,84 @@ def _add_tables(create: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="TiDB's table filter, such as 'shop.*' or "
-        "'!shop.tmp_*'; the last rule that matches a table decides; may be given several times",
+        help=(
+            "a table filter rule in TiDB's syntax, such as 'shop.*' or '!shop.tmp_*'; the last "
+            "rule that matches a table decides; may be repeated"
+        ),
     )
     create.add_argument(
         "--columns",
         action="append",
         default=[],
         metavar="TABLE=COLUMN,…",
-        help="which columns are taken of a table, and by which names, such as 'shop.orders=id,name' or "
-        "'crm.*=*,!phone,_op->op' (the target calls it op); the key always is",
+        help=(
+            "the columns of a table to replicate, such as 'shop.orders=id,name' or "
+            "'crm.*=*,!phone,_op->op' (_op is called op in the target); key columns always are "
+            "replicated"
+        ),
     )
     create.add_argument(
         "--route",
         action="append",
         default=[],
         metavar="TABLE=SCHEMA.NAME",
-        help="the name of tables in the target, such as 'shop.*=lake.{schema}_{table}'; the first "
-        "one that is about a table decides; 'shop_*.orders=shop.orders{shard=_shard}' merges tables into "
-        "one, whose column _shard has the source's name",
+        help=(
+            "the name of tables in the target, such as 'shop.*=lake.{schema}_{table}'; the first "
+            "route that matches a table decides. 'shop_*.orders=shop.orders{shard=_shard}' "
+            "merges tables into one, whose column _shard has the name of the source table"
+        ),
     )
     create.add_argument(
         "--mask",
         action="append",
         default=[],
         metavar="TABLE=COLUMN:MASK,…",
-        help="what readers are shown instead of columns' values, such as "
-        "'crm.*=email:mask.hash.SHA-256,phone_?:mask.with.4.chars,note:truncate.to.20.chars'",
+        help=(
+            "hash, mask or shorten columns' values, such as "
+            "'crm.*=email:mask.hash.SHA-256,phone_?:mask.with.4.chars,note:truncate.to.20.chars'"
+        ),
     )
     create.add_argument(
         "--salt-file",
         default="",
         metavar="FILE",
-        help="the secret salt of mask.hash.SHA-256, at least 16 bytes: a path on every capture",
+        help=(
+            "file with the secret salt of mask.hash.SHA-256, at least 16 bytes; every capture "
+            "must have it at this path"
+        ),
     )
     create.add_argument(
         "--config",
         default="",
         metavar="FILE",
-        help="TOML file with TiCDC's keys: [filter] rules and event-filters, [sink] column-selectors, "
-        "ignore-ineligible-table, force-replicate, [scheduler] enable-table-across-nodes and region-threshold, and "
-        "[sink] dispatchers (target-schema, target-table, shard-column), "
-        "column-masks and salt-file; the rules of --filter, --columns, --mask and --route follow those of the file",
+        help=(
+            "TOML file with TiCDC's keys: ignore-ineligible-table, force-replicate; [filter] "
+            "rules and event-filters; [scheduler] enable-table-across-nodes and "
+            "region-threshold; [sink] column-selectors, dispatchers (target-schema, "
+            "target-table, shard-column), column-masks and salt-file. Rules of --filter, "
+            "--columns, --mask and --route come after those of the file"
+        ),
     )
-    create.add_argument("--tables", help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
+    create.add_argument(
+        "--tables",
+        help='JSON file with the schemas of tables: [{"schema_name": …, "table_info": {…}}, …]',
+    )
     create.add_argument(
         "--ignore-ineligible-table",
         action="store_true",
-        help="leave out tables that match, but cannot be replicated",
+        help=(
+            "leave out tables that match but cannot be replicated, such as those without a key, "
+            "instead of refusing"
+        ),
     )
     create.add_argument(
         "--force-replicate",
         action="store_true",
-        help="take MySQL tables without a key, too, as changelogs: an update is a delete and an insert, no dump, and "
-        "the target has to keep changes (?mode=append)",
+        help=(
+            "also replicate MySQL tables without a key, as changelogs: an update becomes a "
+            "delete and an insert, there is no dump, and the target must keep changes "
+            "(?mode=append)"
+        ),
     )
 
 
@@ -198,9 +229,11 @@ def _add_rows(create: argparse.ArgumentParser) -> None:
         "--zero-dates",
         choices=SHOWN_DATES,
         default=NULL_DATES,
-        help="how dates that no calendar has, such as 0000-00-00, are shown: as null (the default), where one in a key "
-        "stops the changefeed; key-text: DATE, DATETIME and TIMESTAMP columns of keys are text; "
-        "text: all of them are",
+        help=(
+            "how invalid dates such as 0000-00-00 are replicated. null (the default): as null, "
+            "and one in a key stops the changefeed; key-text: DATE, DATETIME and TIMESTAMP "
+            "columns of keys become text; text: all of these columns become text"
+        ),
     )
     create.add_argument(
         "--audit", type=period, default=0, metavar="DURATION", help=f"{AUDIT_HELP} (default: off)"

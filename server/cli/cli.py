@@ -21,26 +21,26 @@ from server.rpc.credentials import SecurityConfig
 Command: TypeAlias = Callable[[Remote, argparse.Namespace], Awaitable[Output]]
 
 GROUPS: Final = {
-    "changefeed": ("changefeed", "what is replicated, and how far"),
-    "capture": ("cluster", "the captures of the cluster"),
-    "tso": ("cluster", "timestamps: a new one, or what one means"),
-    "member": ("cluster", "the coordinators, and which one leads"),
-    "leader": ("cluster", "the coordinator that leads"),
-    "health": ("cluster", "whether each coordinator answers"),
-    "store": ("cluster", "the stores, or one"),
-    "region": ("cluster", "the regions, or one"),
-    "pump": ("pump", "the pumps that TiDB writes binlogs to"),
-    "gc": ("gc", "garbage collection of the upstream"),
+    "changefeed": ("changefeed", "create, watch, change and remove changefeeds"),
+    "capture": ("cluster", "list and drain the captures of the cluster"),
+    "tso": ("cluster", "get a new timestamp, or decode one"),
+    "member": ("cluster", "list the coordinators, and which one leads"),
+    "leader": ("cluster", "show the coordinator that leads"),
+    "health": ("cluster", "check whether each coordinator answers"),
+    "store": ("cluster", "list the stores, or show one"),
+    "region": ("cluster", "list the regions, or show one"),
+    "pump": ("pump", "list, pause and remove the pumps that TiDB writes binlogs to"),
+    "gc": ("gc", "show and control garbage collection (GC) in TiDB and TiKV"),
     "service-gc-safepoint": (
-        "gc_blockers", "who keeps history from GC, the lowest first",
+        "gc_blockers", "list the services for which GC keeps old versions, the lowest safepoint first",
     ),
-    "gc-state": ("gc_blockers", "GC states of keyspaces, and their barriers"),
-    "doctor": ("doctor", "what is slow or stuck, stage by stage, and what to do"),
-    "access": ("access", "the clients of an access file, and their tokens"),
-    "metadata": ("metadata", "a backup of what is known of the changefeeds"),
-    "source": ("source", "the databases that changefeeds replicate from"),
-    "unsafe": ("unsafe", "what can take somebody's work away"),
-    "verify": ("verify", "compare a lake with its upstream, row by row"),
+    "gc-state": ("gc_blockers", "show the GC states and GC barriers of keyspaces"),
+    "doctor": ("doctor", "find what is slow or stuck, and say what helps"),
+    "access": ("access", "create and list the clients of an access file, and their tokens"),
+    "metadata": ("metadata", "back up and restore the records of all changefeeds"),
+    "source": ("source", "check a source database before a changefeed reads it"),
+    "unsafe": ("unsafe", "commands for emergencies, which can lose data"),
+    "verify": ("verify", "compare a lake with its source, row by row"),
 }  # fmt: skip
 """Module and help by name. A command imports the module of its own group: all take a second."""
 _PREFIX = "TIDEMARK_CLI_"
@@ -110,17 +110,15 @@ def cli_parser(group: str | None = None) -> Parser:
     defaults = _defaults()
     parser = Parser(
         prog="tidemark cli",
-        epilog=f"{_PREFIX}SERVER, {_PREFIX}PD and so on in the environment are the defaults.",
+        epilog=f"Environment variables give other defaults: {_PREFIX}SERVER, {_PREFIX}PD, and so on.",
     )
     for flag, (_, text) in _GLOBAL.items():
         default = defaults[flag]
         parser.add_argument(flag, default=default, help=f"{text} (default: {default or 'none'})")
     parser.add_argument(
-        "-o", "--output", choices=FORMS, default=TABLE, help="how it is printed (default: table)"
+        "-o", "--output", choices=FORMS, default=TABLE, help="output format (default: table)"
     )
-    parser.add_argument(
-        "--json", action="store_true", default=False, help="print one JSON document"
-    )
+    parser.add_argument("--json", action="store_true", default=False, help="the same as -o json")
     groups = _Groups(parser.add_subparsers(required=True, metavar="GROUP"))
     modules = {module for name, (module, _) in GROUPS.items() if group in (name, None)}
     for name, (module, _) in GROUPS.items():

@@ -68,7 +68,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         verb = groups.add_parser(name, parents=[shared])
         verb.set_defaults(command=show, path=path, listed=listed, columns=columns, one="", id="")
         if name in _ONE:
-            verb.add_argument("id", nargs="?", default="", metavar="ID", help="only this one")
+            verb.add_argument("id", nargs="?", default="", metavar="ID", help="show only this one")
             verb.set_defaults(one=_ONE[name])
 
 
@@ -131,26 +131,30 @@ def _add_capture(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `capture`."""
     group = groups.add_parser("capture")
     verbs = group.add_subparsers(required=True, metavar="VERB")
-    listed = verbs.add_parser("list", help="all living captures", parents=[shared])
+    listed = verbs.add_parser("list", help="list the live captures", parents=[shared])
     listed.set_defaults(command=list_captures)
     drain = verbs.add_parser(
         "drain",
-        help="let its tables go to the other captures, as before it is stopped; exit status 1 while "
-        "some are left",
+        help=(
+            "move a capture's tables to the other captures, before you stop it; exit status 1 "
+            "while some are left"
+        ),
         parents=[shared],
     )
-    drain.add_argument("id", metavar="ID", help="its id in `capture list`")
+    drain.add_argument("id", metavar="ID", help="id of the capture, as in `capture list`")
     drain.add_argument(
         "--wait",
         type=period,
         default=0,
         metavar="DURATION",
-        help="until no table is left, at most so long",
+        help="wait until no table is left, for at most this long",
     )
-    drain.add_argument("--cancel", action="store_true", help="let it take part again")
+    drain.add_argument(
+        "--cancel", action="store_true", help="end the draining: the capture may have tables again"
+    )
     drain.set_defaults(command=drain_capture)
     resign = verbs.add_parser(
-        "resign", help="let another capture be elected owner", parents=[shared]
+        "resign", help="have the captures elect another owner", parents=[shared]
     )
     resign.set_defaults(command=resign_owner)
 
@@ -216,7 +220,10 @@ def _add_tso(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `tso`."""
     verb = groups.add_parser("tso", parents=[shared])
     verb.add_argument(
-        "ts", type=ts_or_query, metavar="query|TS", help="take a new one, or decode this one"
+        "ts",
+        type=ts_or_query,
+        metavar="query|TS",
+        help="`query` gets a new timestamp; a number is decoded",
     )
     verb.set_defaults(command=show_tso)
 

@@ -126,7 +126,8 @@ def _argument(action: argparse.Action) -> Argument:
         tuple(action.option_strings),
         "" if action.nargs == 0 else str(value),
         choices,
-        (action.help or "").replace("%%", "%"),
+        # As `--help` prints it: %(default)s is the default, and %% is %.
+        (action.help or "") % vars(action),
         action.required,
     )
 

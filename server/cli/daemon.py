@@ -59,8 +59,11 @@ SHARED: Final[dict[str, type[Any]]] = {
 }
 """The sections that every daemon reads."""
 SPARK_VERBS: Final = {
-    "run": ("spark", "keep the lake of one changefeed current"),
-    "keep": ("spark-keep", "keep the lakes of all changefeeds current"),
+    "run": ("spark", "run the lake job of one changefeed"),
+    "keep": (
+        "spark-keep",
+        "run the lake jobs of all changefeeds, and start them again when they fail",
+    ),
 }
 """The section and the help of each verb of `tidemark spark`."""
 _CALLERS: Final = ("spark", "spark-keep")

@@ -37,15 +37,30 @@ _COLUMNS = (
 _NOT_OF_ALL = ("priority", "verified", "error", "reason")
 _NUMBER = re.compile(r"-?\d{1,6}")
 _VERBS = (
-    ("dumppause", "PauseDump", pb.PauseDumpRequest, "read no more chunks until it is resumed"),
+    (
+        "dumppause",
+        "PauseDump",
+        pb.PauseDumpRequest,
+        "pause a dump: no more chunks are read until `dumpresume`",
+    ),
     (
         "dumpresume",
         "ResumeDump",
         pb.ResumeDumpRequest,
-        "go on; tables that have failed are tried again",
+        "resume a dump; tables that failed are tried again",
     ),
-    ("dumprestart", "RestartDump", pb.RestartDumpRequest, "begin anew, with the same options"),
-    ("dumpstatus", "GetDumpStatus", pb.GetDumpStatusRequest, "how far it is, table by table"),
+    (
+        "dumprestart",
+        "RestartDump",
+        pb.RestartDumpRequest,
+        "start a dump again from its beginning, with the same options",
+    ),
+    (
+        "dumpstatus",
+        "GetDumpStatus",
+        pb.GetDumpStatusRequest,
+        "show the progress of a dump, table by table",
+    ),
 )
 
 
@@ -64,7 +79,9 @@ class PriorityError(InvalidError):
 def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add the verbs to the group `changefeed`."""
     start = verbs.add_parser(
-        "dumpstart", help="copy what the tables hold into the changefeed", parents=[shared]
+        "dumpstart",
+        help="start a dump: copy the rows that the tables hold now to the target",
+        parents=[shared],
     )
     add_changefeed_id(start)
     start.add_argument(
@@ -72,24 +89,29 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SCHEMA.TABLE",
-        help="with * and ?; default: all, also new ones",
+        help="tables to copy, with * and ? (default: all, and new ones)",
     )
     start.add_argument(
         "--where",
         action="append",
         default=[],
         metavar="SCHEMA.TABLE=CONDITION",
-        help="only rows for which it is true",
+        help="copy only the rows of this table for which the condition is true",
     )
     start.add_argument(
         "--verify",
         action="store_true",
-        help="compare each chunk with sums of the server; read it again if they differ",
+        help=(
+            "compare each chunk with a checksum that the server computes; read it again if they "
+            "differ"
+        ),
     )
     _add_pace(start, 0)
     start.set_defaults(command=start_dump)
     update = verbs.add_parser(
-        "dumpupdate", help="go on at another pace, or in another order", parents=[shared]
+        "dumpupdate",
+        help="change the speed of a running dump, or the order of its tables",
+        parents=[shared],
     )
     add_changefeed_id(update)
     _add_pace(update, None)
@@ -104,7 +126,9 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
 
 def add_changefeed_id(verb: argparse.ArgumentParser) -> None:
     """Add the flag that says which changefeed."""
-    verb.add_argument("-c", "--changefeed-id", required=True, help="its id in `changefeed list`")
+    verb.add_argument(
+        "-c", "--changefeed-id", required=True, help="id of the changefeed, as in `changefeed list`"
+    )
 
 
 def _add_pace(verb: argparse.ArgumentParser, default: int | None) -> None:
@@ -113,19 +137,19 @@ def _add_pace(verb: argparse.ArgumentParser, default: int | None) -> None:
         action="append",
         default=[],
         metavar="SCHEMA.TABLE=N",
-        help="with * and ?; tables of the greatest number are read first, those without have 0",
+        help="tables with greater numbers are read first (default: 0); names may have * and ?",
     )
     verb.add_argument(
         "--rows-per-second",
         type=count,
         default=default,
-        help="rows read at most; 0: as the log lets it",
+        help="limit of rows read per second; 0: no limit but the log, which goes first",
     )
     verb.add_argument(
         "--bytes-per-second",
         type=byte_count,
         default=default,
-        help="bytes read at most; 0: as the log lets it",
+        help="limit of bytes read per second; 0: no limit but the log, which goes first",
     )
     unsaid = "as before" if default is None else 4
     verb.add_argument(

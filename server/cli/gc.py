@@ -73,11 +73,13 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     verbs = group.add_subparsers(required=True, metavar="VERB")
     gc_blockers.add_explain(verbs, shared)
     safepoint = verbs.add_parser(
-        "safepoint", help="the GC safe point and the services' safe points", parents=[shared]
+        "safepoint", help="show the GC safepoint and the services' safepoints", parents=[shared]
     )
     safepoint.set_defaults(command=show_safepoint)
     status = verbs.add_parser(
-        "status", help="who leads, how far GC is, and who holds it back", parents=[shared]
+        "status",
+        help="show which GC worker leads, how far GC is, and what holds it back",
+        parents=[shared],
     )
     status.set_defaults(command=show_status)
     _add_rounds(verbs, shared)
@@ -87,15 +89,19 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 def _add_config(verbs: Any, shared: argparse.ArgumentParser) -> None:
     config = verbs.add_parser(
-        "config", help="the variables that steer GC, as in mysql.tidb", parents=[shared]
+        "config",
+        help="show and set the variables that control GC, as in mysql.tidb",
+        parents=[shared],
     )
     config.set_defaults(command=get_config, names=[])
     actions = config.add_subparsers(metavar="[get | set]")
-    get = actions.add_parser("get", help="some variables, or all", parents=[shared])
+    get = actions.add_parser("get", help="show some variables, or all", parents=[shared])
     get.add_argument("names", nargs="*", metavar="NAME", help="such as tikv_gc_life_time")
     get.set_defaults(command=get_config)
     put = actions.add_parser(
-        "set", help="set variables, all or none; in force at the next tick", parents=[shared]
+        "set",
+        help="set variables, all or none; they take effect at the next tick",
+        parents=[shared],
     )
     put.add_argument(
         "settings",
@@ -110,9 +116,15 @@ def _add_config(verbs: Any, shared: argparse.ArgumentParser) -> None:
 
 def _add_rounds(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add `run` and `history`."""
-    run = verbs.add_parser("run", help="start a round now, due or not", parents=[shared])
-    run.add_argument("--wait", action="store_true", help="show its progress, and fail if it fails")
-    run.add_argument("--dry-run", action="store_true", help="only say what a round would do")
+    run = verbs.add_parser("run", help="start a round of GC now, due or not", parents=[shared])
+    run.add_argument(
+        "--wait",
+        action="store_true",
+        help="wait for its end and show its progress; exit status 1 if it fails",
+    )
+    run.add_argument(
+        "--dry-run", action="store_true", help="change nothing; show what a round would do"
+    )
     add_gc_worker_address(run)
     run.set_defaults(command=run_round)
     past = verbs.add_parser(

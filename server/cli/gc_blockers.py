@@ -61,7 +61,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 def add_explain(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add `explain` to the verbs of `gc`."""
     verb = verbs.add_parser(
-        "explain", help="who blocks GC, why, until when, and what ends it", parents=[shared]
+        "explain", help="show what blocks GC, why, until when, and how to end it", parents=[shared]
     )
     verb.add_argument(
         "--what-if",
@@ -69,7 +69,7 @@ def add_explain(verbs: Any, shared: argparse.ArgumentParser) -> None:
         type=removed_names,
         default=[],
         metavar="remove=NAME[,NAME…]",
-        help="what GC would wait for without these services or changefeeds; nothing is changed",
+        help="change nothing; show what GC would wait for without these services or changefeeds",
     )
     verb.add_argument(
         "--limit", type=count, default=10, help="blockers to show, the lowest first (default: 10)"
@@ -82,10 +82,14 @@ def _add_services(groups: Any, shared: argparse.ArgumentParser) -> None:
     group = groups.add_parser("service-gc-safepoint", parents=[shared])
     group.set_defaults(command=list_services)
     delete = group.add_subparsers(metavar="delete").add_parser(
-        "delete", help="let GC pass one", parents=[shared]
+        "delete",
+        help="delete the safepoint of a service, so that GC no longer waits for it",
+        parents=[shared],
     )
-    delete.add_argument("service_id", help="as listed")
-    delete.add_argument("--dry-run", action="store_true", help="only say what would become of it")
+    delete.add_argument("service_id", help="the service's id in the list")
+    delete.add_argument(
+        "--dry-run", action="store_true", help="change nothing; show what would happen"
+    )
     add_yes(delete, "do not ask, not even for a changefeed that exists")
     delete.set_defaults(command=delete_service)
 
@@ -96,19 +100,23 @@ def _add_states(groups: Any, shared: argparse.ArgumentParser) -> None:
     verbs = group.add_subparsers(required=True, metavar="keyspace|all")
     flags = argparse.ArgumentParser(add_help=False)
     flags.add_argument(
-        "--include-expired", action="store_true", help="show barriers whose TTL is over, too"
+        "--include-expired", action="store_true", help="also show barriers whose TTL is over"
     )
     flags.add_argument(
-        "--exclude-global-barriers", action="store_true", help="leave out those of all keyspaces"
+        "--exclude-global-barriers",
+        action="store_true",
+        help="leave out barriers that hold for all keyspaces",
     )
     one = verbs.add_parser(
-        "keyspace", help="the state that holds for one keyspace", parents=[shared, flags]
+        "keyspace", help="show the GC state of one keyspace", parents=[shared, flags]
     )
     one.add_argument(
         "keyspace_id", type=keyspace_id, help=f"0 to {_LAST_KEYSPACE}, or null ({NULL_KEYSPACE})"
     )
     one.set_defaults(command=show_keyspace)
-    every = verbs.add_parser("all", help="the states of all keyspaces", parents=[shared, flags])
+    every = verbs.add_parser(
+        "all", help="show the GC states of all keyspaces", parents=[shared, flags]
+    )
     every.set_defaults(command=show_all)
 
 

@@ -44,13 +44,15 @@ _COLUMNS = (
 def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add `ranges`."""
     ranges = verbs.add_parser(
-        "ranges", help="ranges of dropped tables, waiting or destroyed", parents=[shared]
+        "ranges",
+        help="list the key ranges of dropped tables, and whether they are deleted",
+        parents=[shared],
     )
-    ranges.add_argument("--state", choices=_STATES, help="only these")
+    ranges.add_argument("--state", choices=_STATES, help="show only ranges in this state")
     ranges.set_defaults(command=show_ranges)
     more = ranges.add_subparsers(title="verbs", metavar="VERB")
-    listed = more.add_parser("list", help="the same as without a verb", parents=[shared])
-    listed.add_argument("--state", choices=_STATES, help="only these")
+    listed = more.add_parser("list", help="the same as `gc ranges`", parents=[shared])
+    listed.add_argument("--state", choices=_STATES, help="show only ranges in this state")
     listed.set_defaults(command=show_ranges)
     _add_add(more, shared)
     _add_remove(more, shared)
@@ -59,23 +61,28 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
 def _add_add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     add = verbs.add_parser(
         "add",
-        help="register ranges: every key in them is destroyed once --ts is before the safepoint",
+        help="register key ranges: all their keys are deleted once --ts is before the safepoint",
         parents=[shared],
     )
     add.add_argument("--job", type=int, help="id of the DDL job that dropped it")
     add.add_argument("--element", type=int, help="id of the table or index that was dropped")
     add.add_argument("--start-key", metavar="HEX", help="first key of the range")
-    add.add_argument("--end-key", metavar="HEX", help="the key behind its last one")
+    add.add_argument(
+        "--end-key", metavar="HEX", help="end of the range: the first key that is not in it"
+    )
     add.add_argument(
         "--ts", type=int, help="timestamp of the drop: no snapshot at or after it reads the range"
     )
     add.add_argument(
         "--rows",
         metavar="FILE",
-        help="rows of mysql.gc_delete_range instead, columns by tabs (mysql -N); -: stdin",
+        help=(
+            "instead of one range, a file of rows of mysql.gc_delete_range, separated by tabs "
+            "(mysql -N); -: stdin"
+        ),
     )
     add.add_argument(
-        "--dry-run", action="store_true", help="check and show the ranges, and register none"
+        "--dry-run", action="store_true", help="change nothing; check and show the ranges"
     )
     add.set_defaults(command=add_ranges)
 
@@ -84,15 +91,17 @@ def _add_remove(verbs: Any, shared: argparse.ArgumentParser) -> None:
     remove = verbs.add_parser(
         "remove",
         help=(
-            "take a range back that is waiting; one whose --ts is before the safepoint may be "
-            "destroyed already"
+            "remove a range that waits to be deleted; if its --ts is before the safepoint, it "
+            "may be too late"
         ),
         parents=[shared],
     )
-    remove.add_argument("--job", type=int, required=True, help="id of its DDL job")
-    remove.add_argument("--element", type=int, required=True, help="id of its table or index")
+    remove.add_argument("--job", type=int, required=True, help="id of the DDL job that dropped it")
     remove.add_argument(
-        "--dry-run", action="store_true", help="check and show the range, and let it be"
+        "--element", type=int, required=True, help="id of the table or index that was dropped"
+    )
+    remove.add_argument(
+        "--dry-run", action="store_true", help="change nothing; check and show the range"
     )
     remove.set_defaults(command=remove_range)
 

@@ -55,11 +55,15 @@ def health_parser() -> Parser:
         epilog="The address is the http-addr that the daemon itself takes from --config, its "
         "TIDEMARK_…_HTTP_ADDR or its default. Status 0: ready; 1: not.",
     )
-    parser.add_argument("role", choices=ROLES, help="which daemon; spark-keep is `spark keep`")
+    parser.add_argument("role", choices=ROLES, help="the daemon; spark-keep is `spark keep`")
     parser.add_argument("--http-addr", default=None, help="host:port of its /readyz")
     parser.add_argument("--config", default=None, help="the daemon's configuration file")
     parser.add_argument(
-        "--timeout", type=float, default=3.0, metavar="SECONDS", help="wait so long (default: 3)"
+        "--timeout",
+        type=float,
+        default=3.0,
+        metavar="SECONDS",
+        help="wait for at most this long (default: 3)",
     )
     return parser
 

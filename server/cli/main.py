@@ -40,19 +40,19 @@ _NEEDS = {"spark": ("pyspark",), "play": ("pyspark",), "demo": ("tikv_client",)}
 """What commands cannot do without."""
 
 COMMANDS = {
-    "up": "all daemons on this machine, for a laptop or a demo",
-    "coordinator": "cluster members, TSO, regions, GC safepoints (speaks PD's protocol)",
-    "store": "transactional MVCC store with a change feed (speaks TiKV's protocol)",
-    "capture": "pull, sort and hand out row changes",
-    "pump": "receive, match and serve TiDB binlogs",
-    "gc-worker": "resolve locks, delete ranges, do GC",
-    "spark": "the Spark jobs that keep lake tables current: spark run, spark keep",
-    "cli": "ask and steer a cluster: changefeeds, captures, GC, TSO",
+    "up": "start all daemons on this machine, for a laptop or a trial",
+    "coordinator": "start a coordinator: metadata, timestamps, GC safepoints (PD's and etcd's protocols)",
+    "store": "start a store: transactions and a change feed (TiKV's protocol)",
+    "capture": "start a capture: read a source, sort its changes, serve them to lake jobs",
+    "pump": "start a pump: collect TiDB's binlogs (TiDB Pump's protocol)",
+    "gc-worker": "start a GC worker: resolve locks, delete ranges, move the GC safepoint",
+    "spark": "start Spark jobs that write lakes: spark run (one changefeed), spark keep (all)",
+    "cli": "query and change a running cluster: changefeeds, captures, GC, timestamps",
     "config": "check a configuration file, or print all settings",
-    "health": "whether a daemon on this machine is ready, for containers and service managers",
-    "completion": "a script by which bash, zsh or fish completes commands and flags",
-    "play": "a MariaDB with a shop, a lake that follows it, and SQL to try on both",
-    "demo": "a bank workload through a foreign client, with proof that the lake equals the store",
+    "health": "check whether a daemon on this machine is ready, for containers and service managers",
+    "completion": "print a script with which bash, zsh or fish completes commands and flags",
+    "play": "run a playground: a MariaDB with a shop, a lake that follows it, SQL to try on both",
+    "demo": "run a bank's transfers, and prove that the lake equals the store",
 }
 
 

@@ -41,15 +41,19 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `metadata`."""
     verbs = groups.add_parser("metadata").add_subparsers(required=True, metavar="VERB")
     backup = verbs.add_parser(
-        "backup", help="write what is known of all changefeeds into a file", parents=[shared]
+        "backup", help="write the records of all changefeeds into a file", parents=[shared]
     )
-    backup.add_argument("file", metavar="FILE", help="must not be there yet")
+    backup.add_argument("file", metavar="FILE", help="the new file, which must not exist yet")
     backup.set_defaults(command=backup_metadata)
     restore = verbs.add_parser(
-        "restore", help="bring it into empty metadata; stop the captures first", parents=[shared]
+        "restore",
+        help="restore a backup into empty metadata; stop all captures first",
+        parents=[shared],
     )
-    restore.add_argument("file", metavar="FILE", help="a backup")
-    restore.add_argument("--dry-run", action="store_true", help="only show what it holds")
+    restore.add_argument("file", metavar="FILE", help="the backup's file")
+    restore.add_argument(
+        "--dry-run", action="store_true", help="change nothing; show what the backup holds"
+    )
     add_yes(restore)
     restore.set_defaults(command=restore_metadata)
 

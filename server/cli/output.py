@@ -156,7 +156,7 @@ def _lines(value: Any, indent: str) -> list[str]:
 def add_verbose(verb: argparse.ArgumentParser) -> None:
     """Add the flag of verbs that say in short what they did."""
     verb.add_argument(
-        "--verbose", action="store_true", help="show all fields, as `query` and -o json do"
+        "--verbose", action="store_true", help="print all fields, as `query` and -o json do"
     )
 
 

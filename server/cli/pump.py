@@ -46,12 +46,12 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         (
             "pause",
             pb.ChangeStateRequest.PAUSE,
-            "stop a pump; it serves its binlogs again after the next start",
+            "stop a pump for a while: it serves its binlogs again after its next start",
         ),
         (
             "offline",
             pb.ChangeStateRequest.CLOSE,
-            "let readers have everything, then stop a pump for good",
+            "stop a pump for good, once readers have all its binlogs",
         ),
     )
     for verb, action, text in leaving:
@@ -73,7 +73,10 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
             "--node-id", required=True, help=f"the {noun}'s name in `pump {listing}`"
         )
         updated.add_argument(
-            "--state", required=True, choices=_STATES, help="what TiDB and pumps are told"
+            "--state",
+            required=True,
+            choices=_STATES,
+            help="the state to register, which TiDB and other pumps will see",
         )
         updated.set_defaults(command=update, kind=kind)
 

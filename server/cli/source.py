@@ -24,7 +24,9 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     group = groups.add_parser("source")
     verbs = group.add_subparsers(required=True, metavar="VERB")
     check = verbs.add_parser(
-        "check", help="whether a server's log tells the truth; exit 1 if not", parents=[shared]
+        "check",
+        help="check that a server logs all that a changefeed needs; exit status 1 if not",
+        parents=[shared],
     )
     check.add_argument(
         "--source-uri", required=True, help="as for `changefeed create`: mysql://user@host:3306?…"
@@ -34,12 +36,15 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="which tables, as for `changefeed create`",
+        help="the tables to check, as for `changefeed create`",
     )
     check.add_argument(
         "--sink-uri",
         default="",
-        help="as for `changefeed create`: can it hold the names of tables and columns?",
+        help=(
+            "as for `changefeed create`; check that the target can hold the names of tables and "
+            "columns"
+        ),
     )
     check.add_argument(
         "--columns",
@@ -51,7 +56,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--no-write",
         action="store_true",
-        help="do not write the row that must come back by the log",
+        help="do not write the test row that must come back through the log",
     )
     check.set_defaults(command=check_source)
 

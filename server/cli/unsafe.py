@@ -46,9 +46,13 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         "--key", type=hexadecimal, required=True, help="the locked key, raw, in hexadecimal"
     )
     verb.add_argument(
-        "--start-ts", type=timestamp, required=True, metavar="TSO", help="the transaction"
+        "--start-ts",
+        type=timestamp,
+        required=True,
+        metavar="TSO",
+        help="start timestamp of the transaction",
     )
-    verb.add_argument("--dry-run", action="store_true", help="only show the lock")
+    verb.add_argument("--dry-run", action="store_true", help="change nothing; show the lock")
     add_yes(verb)
     verb.set_defaults(command=resolve_lock)
     _add_show_metadata(verbs, shared)
@@ -113,7 +117,9 @@ _PAGE: Final = 500
 
 def _add_show_metadata(verbs: Any, shared: argparse.ArgumentParser) -> None:
     verb = verbs.add_parser(
-        "show-metadata", help="show Tidemark's records in etcd or PD", parents=[shared]
+        "show-metadata",
+        help="show Tidemark's records in etcd or PD, without changing them",
+        parents=[shared],
     )
     verb.add_argument(
         "--prefix", default="/tidemark/", help="what the keys begin with (default: %(default)s)"

@@ -41,18 +41,30 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         parents=[shared],
     )
     command.add_argument(
-        "-c", "--changefeed-id", "--changefeed", dest="changefeed", required=True, help="whose lake"
+        "-c",
+        "--changefeed-id",
+        "--changefeed",
+        dest="changefeed",
+        required=True,
+        help="the changefeed whose lake is compared",
     )
-    command.add_argument("--table", metavar="SCHEMA.TABLE", help="only this one (default: all)")
     command.add_argument(
-        "--at", type=timestamp, metavar="TSO", help="the newest cut up to it (default: the newest)"
+        "--table", metavar="SCHEMA.TABLE", help="compare only this table (default: all)"
+    )
+    command.add_argument(
+        "--at",
+        type=timestamp,
+        metavar="TSO",
+        help="compare at the newest cut up to this timestamp (default: at the newest)",
     )
     command.add_argument(
         "--repair",
         action="store_true",
-        help="write rows that differ anew; the lake's job must be stopped",
+        help="correct the lake's rows that differ; stop its job first",
     )
-    command.add_argument("--dry-run", action="store_true", help="only say what --repair would do")
+    command.add_argument(
+        "--dry-run", action="store_true", help="change nothing; show what --repair would do"
+    )
     command.add_argument(
         "--sample",
         type=_sample,
@@ -61,13 +73,17 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         "integer are compared whole",
     )
     command.add_argument(
-        "--seed", type=count, help="which ranges --sample takes (default: others each time, told)"
+        "--seed",
+        type=count,
+        help=(
+            "seed of the random ranges of --sample (default: a new one each time, which is printed)"
+        ),
     )
     command.add_argument(
         "--limit",
         type=count,
         default=1000,
-        help="differences told per table (default: %(default)s)",
+        help="differences to print per table (default: %(default)s)",
     )
     command.add_argument(
         "--timeout",
@@ -75,8 +91,8 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="SECONDS",
         help=(
-            "end with status 2, and say in which stage, if there is no result by then (default: "
-            "none)"
+            "end with status 2 if there is no result after this long, and say what was going on "
+            "(default: none)"
         ),
     )
     command.set_defaults(command=run_verify)

@@ -68,3 +68,8 @@ def test_fish_is_told_what_each_word_is_for() -> None:
         "complete -c tidemark -n '__tidemark_at \\' cli\\'' -f -a capture -d 'captures'" in script
     )
     assert "-s o -l output -x -a 'table json' -d 'how it\\'s printed'" in script
+
+
+def test_each_argument_says_what_it_is():
+    arguments = [each for command in completion.tidemark().walk() for each in command.arguments]
+    assert [each for each in arguments if not each.text or "%(" in each.text] == []
