@@ -171,6 +171,18 @@ def check_mergeable(tables: Iterable[SourceTable], advice: str = _SHARDS_ADVICE)
     Raises:
         TableRouteConflictError: some have not.
     """
+    try:
+        merged_shards(tables)
+    except SourceError as err:
+        raise TableRouteConflictError(f"{err.message}: {advice}") from None
+
+
+def merged_shards(tables: Iterable[SourceTable]) -> dict[str, TableMeta]:
+    """The merged tables of the target, by name, of those of `tables` that are shards.
+
+    Raises:
+        SourceError: ErrSchemaIncompatible, some cannot be merged.
+    """
     groups: dict[str, list[TableMeta]] = {}
     for table in tables:
         shard = table.record.shard
@@ -182,11 +194,7 @@ def check_mergeable(tables: Iterable[SourceTable], advice: str = _SHARDS_ADVICE)
                 shard=Shard(shard.name, shard.column),
             )
             groups.setdefault(shard.name, []).append(meta)
-    for shards in groups.values():
-        try:
-            merged_table(shards)
-        except SourceError as err:
-            raise TableRouteConflictError(f"{err.message}: {advice}") from None
+    return {name: merged_table(shards) for name, shards in groups.items()}
 
 
 def check_shard_changes(
@@ -223,9 +231,7 @@ def check_shard_changes(
                 )
 
 
-def check_merging(
-    rules: RouteRules, source_uri: str, sink_uri: str, *, is_audited: bool = False
-) -> None:
+def check_merging(rules: RouteRules, source_uri: str, sink_uri: str) -> None:
     """See that tables can be merged, if rules merge any.
 
     Raises:
@@ -241,8 +247,6 @@ def check_merging(
         why = "so far tables are merged in lakes of Delta, Iceberg and Parquet"
     elif settings.get("mode", lake.modes[0]) not in (UPSERT, APPEND):
         why = f"tables are merged in the modes {UPSERT} and {APPEND}"
-    elif is_audited:
-        why = "--audit compares tables one by one: leave it out"
     elif settings.get("schema-evolution") == IGNORE:
         why = "columns of shards change one after the other, which schema-evolution=ignore forbids"
     else:

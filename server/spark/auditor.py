@@ -31,7 +31,7 @@ from server.verify.comparison import TableReport, VerifyOptions
 from server.verify.errors import VerifyTimeoutError, VerifyUnsupportedError
 from server.verify.lake.client import Lake
 from server.verify.progress import LAKE, Progress
-from server.verify.spans import Extent, span_column
+from server.verify.spans import Extent
 from server.verify.upstream import Cluster
 from server.verify.verify import AuditRecords, Request, verify
 from storage.backoff import Backoff
@@ -248,7 +248,7 @@ class _Turn:
             )
         self._mode = cut.mode
         by_name = {table.name: table for table in tables}
-        self._plan.keep(by_name)
+        self._plan.keep({table.name: table.target_name for table in tables})
         for gone in (await self._records.findings()).keys() - by_name.keys():
             await self._records.remove(gone, MAX_TS)
         for table in tables:
@@ -258,7 +258,7 @@ class _Turn:
         return [replace(by_name[name], spans=pick.spans) for name, pick in self._picks.items()]
 
     async def _begin(self, lake: Lake, table: Table, tables: int) -> None:
-        column, now_s = span_column(table.key, table.schema), time.monotonic()
+        column, now_s = table.span_column, time.monotonic()
         if not self._plan.lacks(table.name, column, now_s):
             return
         extent = Extent(0)

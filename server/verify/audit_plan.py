@@ -8,7 +8,7 @@ DDL has altered has a sample due at once.
 
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -89,11 +89,15 @@ class AuditPlan:
         """Whether it knows the tables."""
         return bool(self._rounds)
 
-    def keep(self, tables: Collection[str]) -> None:
-        """Keep the plans of these tables and forget all others."""
+    def keep(self, tables: Mapping[str, str]) -> None:
+        """Keep the plans of these tables and forget all others; they are given with their names in
+        the lake, by which its job says which it has altered.
+        """
         self._rounds = {name: each for name, each in self._rounds.items() if name in tables}
         self._failing = {name: each for name, each in self._failing.items() if name in tables}
-        self._altered &= set(tables)
+        self._altered = {
+            name for name, lake_name in tables.items() if self._altered & {name, lake_name}
+        }
 
     def lacks(self, table: str, column: str | None, now_s: float) -> bool:
         """Whether a round of the table has to begin, with its extent: there is none, it is over,

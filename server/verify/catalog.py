@@ -4,7 +4,7 @@ The lake says at which cut (`LakeCut`); the changefeed's schema history says whi
 there (`Table`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -14,10 +14,12 @@ from server.changefeed import keys
 from server.changefeed.history import History
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.records import SchemaRecords
+from server.changefeed.routes import merged_shards
 from server.changefeed.source import find_kind, load, scheme_of
 from server.changefeed.table import SourceTable, TableRecord
 from server.verify.errors import VerifyChangefeedError, VerifyMovedError, VerifyUnsupportedError
-from server.verify.spans import KeySpans
+from server.verify.lake.question import ShardPart
+from server.verify.spans import KeySpans, span_column
 from sink.mounter import META_FIELDS
 from storage.meta.meta import Meta
 
@@ -50,6 +52,10 @@ class Table:
     """The commit_ts of the change that gave its schema."""
     spans: KeySpans | None = None
     """The keys that are compared; None: all."""
+    part: ShardPart | None = None
+    """Which rows of the lake's table are its own; None: all."""
+    merged: pa.Schema | None = None
+    """The columns of the table that it is merged into."""
 
     @property
     def name(self) -> str:
@@ -58,13 +64,19 @@ class Table:
 
     @property
     def target_name(self) -> str:
-        """The name that it has in the lake."""
-        return self.source.target_name
+        """The name that it has in the lake, or that the table has which it is merged into."""
+        return self.source.place
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns that identify a row."""
-        return self.source.mounter.key_columns
+        """The columns that identify a row of the lake's table."""
+        own = self.source.mounter.key_columns
+        return own if self.part is None else (self.part.column, *own)
+
+    @property
+    def span_column(self) -> str | None:
+        """The column by which its keys have ranges; None: they have none."""
+        return span_column(self.source.mounter.key_columns, self.schema)
 
     def only(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that are compared."""
@@ -72,13 +84,25 @@ class Table:
 
     @property
     def schema(self) -> pa.Schema:
-        """Its own columns."""
+        """The columns that are compared: its own, or those of the table that it is merged into."""
+        if self.merged is not None:
+            return self.merged
         own = list(self.source.mounter.schema)[len(META_FIELDS) :]
         return pa.schema([pa.field(each.name, each.type) for each in own])
 
     def mounted(self, raw: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows, given as RAW_SCHEMA, in the table's own columns."""
-        return self.source.mounter.mount(raw).select(self.schema.names)
+        """Rows, given as RAW_SCHEMA, in the columns that are compared."""
+        rows = self.source.mounter.mount(raw)
+        if self.part is None:
+            return rows.select(self.schema.names)
+        rows = rows.append_column(self.part.column, pa.repeat(self.part.shard, len(rows)))
+        columns = [
+            rows[each.name].cast(each.type)
+            if each.name in rows.schema.names
+            else pa.nulls(len(rows), each.type)
+            for each in self.schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 async def changefeed_info(meta: Meta, changefeed: str) -> ChangefeedInfo:
@@ -126,9 +150,11 @@ async def tables_at(
             f"{', '.join(keyless)}: without a key rows of the lake have none of the source to be "
             "compared with; compare other tables one by one, by their names"
         )
-    if shards := [each for each in names if in_force[each][1].shard is not None]:
+    shards = [each for each in names if in_force[each][1].shard is not None]
+    if shards and cut.mode != UPSERT:
         raise VerifyUnsupportedError(
-            f"{', '.join(shards)}: merged in the lake with others, which cannot be compared yet; "
+            f"{', '.join(shards)}: merged with others in a lake that keeps changes, in which those "
+            "of a shard that was dropped or renamed cannot be told from what a shard has now; "
             "compare other tables one by one, by their names"
         )
     read: Callable[[TableRecord], SourceTable] = load(
@@ -141,13 +167,36 @@ async def tables_at(
         for each in change.truncated
     }
 
+    # A merged table has the columns of all its shards, whichever is compared.
+    sources = {
+        each: read(record)
+        for each, (_, record) in sorted(in_force.items())
+        if each in names or (shards and record.shard)
+    }
+    parts = _parts(sources.values())
     tables = []
     for each in names:
-        schema_ts, record = in_force[each]
-        source, since = read(record), truncated.get(each, 0)
+        source, since = sources[each], truncated.get(each, 0)
         ts = cut.beyond.get(source.target_name, cut.ts)
-        tables.append(Table(source, ts, since, schema_ts))
+        part, merged = parts.get(each, (None, None))
+        tables.append(
+            Table(source, ts, since, in_force[each][0], part=part, merged=merged),
+        )
     return tables
+
+
+def _parts(tables: Iterable[SourceTable]) -> dict[str, tuple[ShardPart, pa.Schema]]:
+    """For each shard which rows of the merged table are its own, and that table's columns. The
+    first shard of a table answers for rows of no shard at all: nobody else would see them.
+    """
+    parts = {}
+    for merged in merged_shards(tables).values():
+        own = list(merged.schema)[len(META_FIELDS) :]
+        schema = pa.schema([pa.field(each.name, each.type) for each in own])
+        first, *others = sorted(shard.name for shard in merged.shards)
+        parts[first] = ShardPart(merged.key[0], first, tuple(others)), schema
+        parts |= {name: (ShardPart(merged.key[0], name), schema) for name in others}
+    return parts
 
 
 def _check_at_rest(history: History, cut: LakeCut, names: list[str]) -> None:

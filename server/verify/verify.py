@@ -27,7 +27,7 @@ from server.verify.comparison import Comparison, TableReport, VerifyOptions
 from server.verify.errors import VerifyUnsupportedError
 from server.verify.lake.client import Lake
 from server.verify.progress import LAKE, UPSTREAM, Progress
-from server.verify.spans import KeySpans, Sample, span_column
+from server.verify.spans import KeySpans, Sample
 from server.verify.upstream import Cluster, Upstream, open_upstream
 from storage.meta.meta import Compare, Delete, Meta, Op, Put
 
@@ -150,7 +150,7 @@ async def _compare(
 
 async def _sampled(lake: Lake, table: Table, sample: Sample, progress: Progress) -> Table:
     """The table with some ranges of its keys; all of it, if its keys have no ranges."""
-    column = span_column(table.key, table.schema)
+    column = table.span_column
     if column is None:
         return table
     progress.enter("the lake's keys are counted, to choose ranges", table.name)

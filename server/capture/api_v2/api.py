@@ -6,7 +6,9 @@ for what the client can correct, 503 for what passes by itself, else 500.
 
 import os
 import time
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -24,6 +26,8 @@ from server.capture.errors import (
 )
 from server.changefeed.info import CREATOR_VERSION, State
 from server.changefeed.view import state_of
+from server.config import ConfigError
+from server.log import log_config, set_level, set_redaction
 from server.routes import (
     Answer,
     MethodRefusedError,
@@ -78,8 +82,10 @@ class Api:
         oracle: Oracle,
         access: Access | None = None,
     ) -> None:
-        self._operations = partial(_Operations, identity, changefeeds, captures, oracle)
         self._access = access or OpenAccess()
+        self._operations = partial(
+            _Operations, identity, changefeeds, captures, oracle, access=self._access
+        )
         self._routes = [
             ((PREFIX + operation.path).split("/"), operation) for operation in OPERATIONS
         ]
@@ -95,7 +101,7 @@ class Api:
             if operation not in _FOR_ALL:
                 client_of(self._access, context).check(Right.SEE, operation)
             documents.check_namespace(request.query.get("namespace", ("",))[0])
-            operations = self._operations(context)
+            operations = self._operations(context=context)
             document = await getattr(operations, operation)(request, *arguments)
         except TidemarkError as err:
             return _error_answer(err)
@@ -134,12 +140,15 @@ class _Operations:
         changefeeds: Any,
         captures: Any,
         oracle: Oracle,
+        *,
+        access: Access,
         context: HttpContext,
     ) -> None:
         self._id = identity
         self._changefeeds = changefeeds
         self._captures = captures
         self._oracle = oracle
+        self._access = access
         self._context = context
 
     async def health(self, _request: Request) -> dict[str, Any]:
@@ -175,6 +184,34 @@ class _Operations:
         """Let another capture be elected."""
         await self._captures.ResignOwner(capturepb.ResignOwnerRequest(), self._context)
         return {}
+
+    async def set_log_level(self, request: Request) -> dict[str, Any]:
+        """Log from another level on, in this process."""
+        await self._steer_log("SetLogLevel", documents.log_level(request.body), set_level)
+        return {}
+
+    async def redact_log(self, request: Request) -> dict[str, str]:
+        """Keep users' data out of the log of this process."""
+        before, mode = log_config().redact_info_log, documents.redaction(request.body)
+        if before and mode == "off":
+            raise ParameterError(
+                "redact_info_log is on, and this API only ever hides more; `PUT /log-redact` of "
+                "the port for metrics turns it off"
+            )
+        await self._steer_log("RedactLog", mode, set_redaction)
+        return {"previous_mode": "on" if before else "off", "current_mode": mode}
+
+    async def _steer_log(self, method: str, value: str, change: Callable[[str], None]) -> None:
+        """Change how this process logs, with a line in the audit log."""
+
+        async def changed(_request: object, context: HttpContext) -> None:
+            client_of(self._access, context).check(Right.OPERATE, method)
+            try:
+                change(value)
+            except ConfigError as err:
+                raise ParameterError(err.message) from None
+
+        await audited(changed, method)(SimpleNamespace(id=value), self._context)
 
     async def tso(self, _request: Request) -> dict[str, int]:
         """A new timestamp."""

@@ -411,6 +411,27 @@ def resumption(changefeed: str, body: bytes) -> pb.ResumeChangefeedRequest:
     return request
 
 
+def log_level(body: bytes) -> str:
+    """The level that `POST log` asks for, in this product's words; raises as `creation`."""
+    members = _Members(document_of(body))
+    level = str(members.take("log_level", _is_text, default="info")).lower()
+    members.check_empty()
+    return "warning" if level == "warn" else level
+
+
+def redaction(body: bytes) -> str:
+    """What `POST log/redact` asks for, `on` or `off`; raises as `creation`."""
+    members = _Members(document_of(body))
+    mode = str(members.take("redact_info_log", _is_text, default="")).lower()
+    members.check_empty()
+    if mode not in ("on", "off"):
+        raise ParameterError(
+            f"redact_info_log is on or off; got {mode[:40]!r} (TiCDC's `marker` is not known here: "
+            "`on` hides users' data)"
+        )
+    return mode
+
+
 class _Members:
     """The members of an object that were not taken yet."""
 

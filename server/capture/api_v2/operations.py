@@ -41,6 +41,22 @@ OPERATIONS: Final = (
         "Drained",
     ),
     Operation("resign_owner", "POST", "/owner/resign", "Let another capture be elected", "Empty"),
+    Operation(
+        "set_log_level",
+        "POST",
+        "/log",
+        "What this capture logs from now on, until it ends; each capture is asked by itself",
+        "Empty",
+        body="LogLevel",
+    ),
+    Operation(
+        "redact_log",
+        "POST",
+        "/log/redact",
+        "Keep users' data out of this capture's log from now on; as in TiCDC it cannot be taken back here",
+        "Redaction",
+        body="Redact",
+    ),
     Operation("tso", "POST", "/tso", "A new timestamp", "Tso", body="Upstream"),
     Operation(
         "list_changefeeds",
@@ -187,6 +203,17 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
     ),
     "Captures": _listed(_object(id=_TEXT, is_owner=_FLAG, address=_TEXT, cluster_id=_TEXT)),
     "Drained": _object(current_table_count={"type": "integer"}),
+    "LogLevel": _object(
+        log_level={
+            "type": "string",
+            "description": "debug, info, warn (or warning) or error; info if it is left out",
+        }
+    ),
+    "Redact": _object(
+        "redact_info_log",
+        redact_info_log={"type": "string", "description": "on; off only where it is off"},
+    ),
+    "Redaction": _object(previous_mode=_TEXT, current_mode=_TEXT),
     "Upstream": _object(id={"type": "integer"}),
     "Tso": _object(timestamp={"type": "integer"}, logic_time={"type": "integer"}),
     "ReplicaConfig": _object(

@@ -119,6 +119,7 @@ class Lake:
 def _table_members(table: Table) -> dict[str, Any]:
     schema = base64.b64encode(table.schema.serialize().to_pybytes()).decode()
     spans = {} if table.spans is None else {"spans": table.spans.document()}
+    part = {} if table.part is None else {"part": table.part.document()}
     members = {
         "table": table.target_name,
         "ts": table.ts,
@@ -126,7 +127,7 @@ def _table_members(table: Table) -> dict[str, Any]:
         "key": list(table.key),
         "schema": schema,
     }
-    return members | spans
+    return members | spans | part
 
 
 def _range_members(ranges: Ranges) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.digest import RangeChecksums
@@ -38,7 +38,13 @@ from pyspark_tidemark.lake.soft_delete import IS_DELETED
 from pyspark_tidemark.lake.target import Repair, StoredTable, open_connector
 from pyspark_tidemark.sink_uri import SinkUri
 
-from server.verify.lake.question import Question, check_columns, key_schema, whole_extent
+from server.verify.lake.question import (
+    Question,
+    ShardPart,
+    check_columns,
+    key_schema,
+    whole_extent,
+)
 from server.verify.spans import Extent
 
 _IDLE_S: Final = 15.0
@@ -86,7 +92,8 @@ class LakeTable:
         question = self.question
         current = self._current(table_frame(spark, self.uri, self.cuts, question.name, question.ts))
         check_columns(question.name, question.schema.names, current.columns)
-
+        if question.part is not None:
+            current = current.where(_is_part(question.part))
         if question.spans is not None:
             current = current.where(question.spans.condition(quoted))
         return current.select(*[quoted(name) for name in question.schema.names])
@@ -176,7 +183,7 @@ class FileLake:
         )
         if frame is None:
             return Extent(0)
-        column = F.col(quoted(question.key[0]))
+        column = F.col(quoted(question.span_column))
         rows, least, greatest = frame.agg(F.count("*"), F.min(column), F.max(column)).collect()[0]
         return whole_extent([(rows, least, greatest)])
 
@@ -228,6 +235,13 @@ class FileLake:
 
     def _table(self, question: Question) -> LakeTable:
         return LakeTable(self._uri, self._changefeed, tuple(self._cuts), question)
+
+
+def _is_part(part: ShardPart) -> Column:
+    column = F.col(quoted(part.column))
+    if part.others is None:
+        return column == F.lit(part.shard)
+    return column.isNull() | ~column.isin(*part.others)
 
 
 def check_repair(spark: SparkSession, table: LakeTable, newest: CutRecord) -> None:

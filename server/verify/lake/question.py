@@ -22,6 +22,29 @@ _TEXTS: Final = (pa.field("key", pa.string()), pa.field("row", pa.string()))
 
 
 @dataclass(frozen=True, slots=True)
+class ShardPart:
+    """Which rows of a merged table are compared: those of one shard."""
+
+    column: str
+    """The column of the lake's table that tells shards apart."""
+    shard: str
+    others: tuple[str, ...] | None = None
+    """The names of all other shards: rows of none of these are compared, whatever name they have.
+    None: those of `shard` alone.
+    """
+
+    def document(self) -> dict[str, Any]:
+        """Members for JSON."""
+        return {"column": self.column, "shard": self.shard, "others": self.others}
+
+    @classmethod
+    def parse(cls, document: dict[str, Any]) -> "ShardPart":
+        """Read what `document` gave."""
+        others = document["others"]
+        return cls(document["column"], document["shard"], others and tuple(others))
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """One table as of a cut; can be pickled."""
 
@@ -36,6 +59,8 @@ class Question:
     chosen: tuple[int, ...] = ()
     spans: KeySpans | None = None
     """The keys that are compared; None: all."""
+    part: ShardPart | None = None
+    """Which rows are compared, where the lake's table has those of several; None: all."""
 
     @classmethod
     def parse(cls, request: dict[str, Any]) -> "Question":
@@ -44,9 +69,17 @@ class Question:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(request["schema"])))
         key, chosen = tuple(request["key"]), tuple(request.get("chosen", ()))
         spans = KeySpans.parse(request["spans"]) if "spans" in request else None
+        part = ShardPart.parse(request["part"]) if "part" in request else None
         return cls(
-            request["table"], request["ts"], request["since"], key, schema, ranges, chosen, spans
+            *(request["table"], request["ts"], request["since"], key, schema, ranges, chosen),
+            spans,
+            part,
         )
+
+    @property
+    def span_column(self) -> str:
+        """The column by which keys have ranges, if they have."""
+        return self.key[0 if self.part is None else 1]
 
     @property
     def answer_schema(self) -> Any:
@@ -70,7 +103,7 @@ class Question:
         rows, ends = 0, pa.array([], pa.decimal128(38, 0))
         for batch in batches:
             rows += batch.num_rows
-            least_and_greatest = pc.min_max(batch.cast(self.schema)[self.key[0]]).values()
+            least_and_greatest = pc.min_max(batch.cast(self.schema)[self.span_column]).values()
             ends = pa.concat_arrays(
                 [ends, pa.array([end.as_py() for end in least_and_greatest], ends.type)]
             )
@@ -93,8 +126,8 @@ class Question:
 
 
 def key_schema(question: Question) -> Any:
-    """The schema of the key's first column alone."""
-    return pa.schema([question.schema.field(question.key[0])])
+    """The schema of the column alone by which keys have ranges."""
+    return pa.schema([question.schema.field(question.span_column)])
 
 
 def whole_extent(parts: Iterable[tuple[int, Any, Any]]) -> Extent:

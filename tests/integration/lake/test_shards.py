@@ -5,7 +5,9 @@ one shard after the other.
 import contextlib
 from collections import Counter
 
+import pyarrow as pa
 import pytest
+from pyspark_tidemark.digest import Ranges
 from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.delta.target import DeltaTarget
@@ -14,9 +16,14 @@ from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.schema import Policy
+from pyspark_tidemark.sink_uri import SinkUri
 
+from server.verify.lake.file_lake import FileLake, publish
+from server.verify.lake.question import Question, ShardPart
+from server.verify.spans import Extent
 from tests.integration.capture.processes import running_cluster
 from tests.integration.lake.kept import KeptLake, has_rows
+from tests.integration.verify.test_database import verify
 from tests.unit.sink.spark.test_shards import INT, TEXT, WIDE, ShardedFeed, replayed
 
 pytestmark = pytest.mark.timeout(600)
@@ -123,6 +130,8 @@ def test_shards_are_one_table_in_lakes_through_dump_log_and_ddl(
             tables = lake.tables()
             assert {*tables} == {"mall.orders", "other.t", END}
             assert sorted(map(shown, tables["mall.orders"])) == shards(mariadb), number
+            if number == 0:
+                see_damage_and_repair(cluster, spark, tmp_path / "lake")
         assert cluster.cli("changefeed", "query", "-c", "shards")["state"] == "normal"
 
 
@@ -156,6 +165,63 @@ def test_a_merged_table_shows_its_shards_at_every_cut(spark, tmp_path, kind):
     for ts in (45, 75, 200):
         expected = replayed(feed, ts).values()
         assert sorted(map(shown, map(dict_of, rows(ts)))) == sorted(map(shown, expected)), ts
+    see_repaired(spark, f"{kind}://{tmp_path}", tmp_path)
+    [row] = [row for row in rows(200) if (row["_shard"], row["id"]) == ("s2.t", 1)]
+    assert (row["a"], row["c"], row["z"]) == (99, None, None)
+    others = [each for each in map(dict_of, rows(200)) if each["_commit_ts"] != 200]
+    expected = [row for row in replayed(feed, 200).values() if row["_shard"] != "s2.t"]
+    assert sorted(map(shown, others)) == sorted(map(shown, expected))
+
+
+def see_repaired(spark, uri, directory):
+    """A row of one shard is written anew, in types that are narrower than those of the lake: a
+    shard that had the wider ones is gone.
+    """
+    narrow = {"_shard": TEXT, "id": INT, "a": INT, "c": INT, "z": TEXT}
+    schema = pa.schema([*narrow.items()])
+    row = pa.Table.from_pylist([{"_shard": "s2.t", "id": 1, "a": 99}], schema)
+    key, part = ("_shard", "id"), ShardPart("_shard", "s2.t")
+    question = Question("lake.t", 200, 0, key, schema, Ranges(), part=part)
+    with FileManifest.opened(str(directory), "sharded") as manifest:
+        lake = FileLake(
+            *(SinkUri.parse(uri), "sharded", directory), manifest=manifest, session=spark
+        )
+        lake.check_repair(question)
+        lake.repair(question, row.select(key), row)
+        assert lake.extent(question) == Extent(1, 1, 1)
+
+
+DAMAGE = (
+    "UPDATE {} SET v = 'damaged' WHERE _shard = 'mall_a.orders_old' AND id = 1",
+    "DELETE FROM {} WHERE _shard = 'mall_b.orders' AND id = 5",
+    "UPDATE {} SET big = big + 1 WHERE _shard = 'mall_b.orders2' AND id = 20",
+    # Of no shard that the changefeed has.
+    "INSERT INTO {} (_shard, id, v, _commit_ts) VALUES ('mall_a.orders', 5, 'left', 1)",
+)
+
+
+def see_damage_and_repair(cluster, spark, lake):
+    """What somebody does to rows of shards is told for each shard, and can be repaired."""
+    for statement in DAMAGE:
+        spark.sql(statement.format(f"delta.`{lake}/mall/orders`"))
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{lake}/mall/orders` LIMIT 1").collect()
+    with FileManifest.opened(str(lake), "shards") as manifest:
+        publish(manifest, "mall.orders", history[0].version)
+    status, document, beside = verify(cluster, "-c", "shards", "--repair")
+    assert (status, document["equal"]) == (1, False), beside
+    kinds = {
+        (table["table"], *each["key"].values()): (each["kind"], each["columns"])
+        for table in document["tables"]
+        for each in table["differences"]
+    }
+    assert kinds == {
+        ("mall_a.orders_old", "mall_a.orders_old", 1): ("differs", ["v"]),
+        ("mall_a.orders_old", "mall_a.orders", 5): ("only in the lake", []),
+        ("mall_b.orders", "mall_b.orders", 5): ("only upstream", []),
+        ("mall_b.orders2", "mall_b.orders2", 20): ("differs", ["big"]),
+    }
+    status, document, beside = verify(cluster, "-c", "shards", "--sample", "2")
+    assert (status, document["equal"]) == (0, True), beside
 
 
 def dict_of(row):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,9 @@ from server.changefeed.table import ShardOf, SourceTable, TableIneligibleError, 
 from server.puller.source import TableChange
 from server.verify.catalog import LakeCut, tables_at
 from server.verify.errors import VerifyUnsupportedError
+from server.verify.lake.question import ShardPart
 from sorter.errors import RangeCleanedError
+from storage.model.event import snapshot_rows
 from storage.mysql.schema import Column, Table, Type
 
 SOURCE: Any = SimpleNamespace(table=lambda record, _before=None: mysql_table(record))
@@ -370,15 +373,13 @@ def test_a_table_with_the_shard_column_s_name_and_names_that_a_lake_cannot_hold_
 def test_what_cannot_merge_yet_is_refused_before_the_source_is_asked(
     source: str, sink: str, why: str
 ) -> None:
-    check_merging(NO_ROUTES, source, sink, is_audited=True)
+    check_merging(NO_ROUTES, source, sink)
     if why:
         with pytest.raises(RouteRuleError, match="merges tables") as err:
             check_merging(RouteRules((MERGE,)), source, sink)
         assert why in err.value.message
         return
     check_merging(RouteRules((MERGE,)), source, sink)
-    with pytest.raises(RouteRuleError, match="--audit"):
-        check_merging(RouteRules((MERGE,)), source, sink, is_audited=True)
 
 
 async def test_ddl_of_shards_that_the_target_could_not_follow_is_refused_and_changes_nothing() -> (
@@ -428,14 +429,42 @@ def test_a_shard_takes_what_is_another_one_s_place_and_no_other_table_does() -> 
             check_taken_over([coming], [going], "")
 
 
-async def test_verify_compares_other_tables_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_verify_compares_each_shard_as_the_merged_table_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def load(*_: object) -> list[SchemaChange]:
-        return [routed((MERGE,), shard("a"), record("u", 1, "z"))]
+        wide = shard("b", ID, replace(V, name="n", type=Type.LONGLONG, id=3))
+        return [routed((MERGE,), shard("c"), wide, shard("a"), record("u", 1, "z"))]
 
     monkeypatch.setattr(SchemaRecords, "load", load)
     no_meta: Any = None
     info: Any = SimpleNamespace(id="f", source_uri=MYSQL)
-    with pytest.raises(VerifyUnsupportedError, match=r"a\.t: merged in the lake with others"):
-        await tables_at(no_meta, info, LakeCut(9), None)
-    [table] = await tables_at(no_meta, info, LakeCut(9), "z.u")
-    assert table.target_name == "z.u"
+    tables = {each.name: each for each in await tables_at(no_meta, info, LakeCut(9), None)}
+    assert {name: each.target_name for name, each in tables.items()} == {
+        **dict.fromkeys(("a.t", "b.t", "c.t"), "l.t"),
+        "z.u": "z.u",
+    }
+    # The first one answers for rows that no shard has.
+    assert tables["a.t"].part == ShardPart("_shard", "a.t", ("b.t", "c.t"))
+    assert tables["c.t"].part == ShardPart("_shard", "c.t")
+    assert (tables["z.u"].part, tables["z.u"].key) == (None, ("id",))
+    assert {tables[name].schema for name in ("a.t", "b.t", "c.t")} == {tables["a.t"].schema}
+    assert set(tables["a.t"].schema.names) == {"_shard", "id", "v", "n"}
+    # One alone is compared as it is with all others.
+    [alone] = await tables_at(no_meta, info, LakeCut(9), "b.t")
+    assert (alone.part, alone.schema) == (tables["b.t"].part, tables["b.t"].schema)
+    assert (tables["b.t"].key, tables["b.t"].span_column) == (("_shard", "id"), "id")
+
+    raw = snapshot_rows(pa.array([b""], pa.binary()), pa.array([b""], pa.binary()), 9)
+    own = pa.RecordBatch.from_pydict({"id": pa.array([7], pa.int32()), "n": pa.array([1 << 40])})
+    monkeypatch.setattr(type(tables["b.t"].source.mounter), "mount", lambda *_: own)
+    row = {"_shard": "b.t", "id": 7, "v": None, "n": 1 << 40}
+    mounted = tables["b.t"].mounted(raw)
+    assert (mounted.schema, mounted.to_pylist()) == (
+        tables["b.t"].schema,
+        [{name: row[name] for name in tables["b.t"].schema.names}],
+    )
+
+    with pytest.raises(VerifyUnsupportedError, match=r"a\.t, b\.t, c\.t: merged with others"):
+        await tables_at(no_meta, info, LakeCut(9, "append"), None)
+    assert len(await tables_at(no_meta, info, LakeCut(9, "append"), "z.u")) == 1

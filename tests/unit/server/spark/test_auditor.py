@@ -40,6 +40,11 @@ class Table:
     spans: KeySpans | None = None
     key: tuple[str, ...] = ("id",)
     schema: pa.Schema = SCHEMA
+    span_column: str = "id"
+
+    @property
+    def target_name(self):
+        return self.name.replace("shop.", "lake.")
 
 
 @dataclass
@@ -186,7 +191,7 @@ async def test_rows_that_no_dump_has_brought_are_no_difference_and_a_right_round
     auditor = await audit()
     for gone in ("shop.b", "shop.dropped"):
         await records.save(Finding(table=gone, ts=3, time=""))
-    auditor.take({"altered": ["shop.b"]})
+    auditor.take({"altered": ["lake.b"]})
     async with auditor.running():
         await until(lambda: lakes.ended)
         await until(lambda: auditor._on_time_s > 0)

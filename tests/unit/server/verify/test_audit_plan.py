@@ -34,7 +34,7 @@ class Audit:
         """Returns what was picked."""
         if not self.plan.is_due(now_s):
             return {}
-        self.plan.keep(self.sizes)
+        self.plan.keep({name: f"lake.{name}" for name in self.sizes})
         for table, rows in self.sizes.items():
             column = None if table in self.text else "id"
             if self.plan.lacks(table, column, now_s):

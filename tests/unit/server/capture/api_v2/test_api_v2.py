@@ -1,5 +1,6 @@
 """TiCDC's HTTP API: what bodies ask for, what is refused by name, and that its document is true."""
 
+import hashlib
 import json
 import tomllib
 
@@ -16,7 +17,9 @@ from server.capture.api_v2.api import Api, _Operations
 from server.capture.api_v2.documents import ReplicaConfig
 from server.capture.api_v2.operations import OPERATIONS, PREFIX, SCHEMAS, openapi
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
+from server.log import log_config, set_level, set_redaction
 from server.routes import Request
+from server.rpc.access_list import opened as opened_access
 from server.rpc.errors import passed_on
 from storage.model.errors import InvalidError
 from storage.model.ts import compose
@@ -177,6 +180,68 @@ def test_any_json_gives_a_request_or_a_named_error(document):
         documents.creation(json.dumps(document).encode())
     except ParameterError as err:
         assert err.message  # noqa: PT017 - both ends are right
+
+
+@pytest.fixture
+def log():
+    """The log as it was, afterwards."""
+    before = log_config()
+    yield log_config
+    set_level(before.log_level)
+    set_redaction("on" if before.redact_info_log else "off")
+
+
+async def test_the_log_is_steered_in_ticdcs_words(log):
+    for body, level in (
+        ({"log_level": "debug"}, "debug"),
+        ({"log_level": "WARN"}, "warning"),
+        ({}, "info"),
+    ):
+        assert await asked("POST", "/api/v2/log", body) == (200, {}, [])
+        assert log().log_level == level
+    for body in ({"log_level": "loud"}, {"log_level": 7}, {"level": "debug"}, b"debug"):
+        status, answer, _ = await asked("POST", "/api/v2/log", body)
+        assert (status, answer["error_code"]) == (400, "TM:ErrAPIInvalidParam"), body
+        assert log().log_level == "info"
+
+
+async def test_a_log_is_redacted_and_not_the_other_way(log):
+    set_redaction("off")
+    path = "/api/v2/log/redact"
+    for body in ({}, {"redact_info_log": "marker"}, {"redact_info_log": True}):
+        status, _, _ = await asked("POST", path, body)
+        assert (status, log().redact_info_log) == (400, False)
+    for before in ("off", "on"):
+        status, answer, _ = await asked("POST", path, {"redact_info_log": "on"})
+        assert (status, log().redact_info_log) == (200, True)
+        assert answer == {"previous_mode": before, "current_mode": "on"}
+    status, answer, _ = await asked("POST", path, {"redact_info_log": "off"})
+    assert (status, log().redact_info_log) == (400, True)
+    assert "PUT /log-redact" in answer["error_msg"]
+
+
+async def test_who_may_only_look_does_not_steer_the_log(log, tmp_path):
+    clients = tmp_path / "clients.toml"
+    digests = {role: hashlib.sha256(role.encode()).hexdigest() for role in ("read", "operate")}
+    clients.write_text(
+        "".join(
+            f'[[client]]\nname = "{role}"\nrole = "{role}"\ntoken-sha256 = "{digest}"\n'
+            for role, digest in digests.items()
+        )
+    )
+    clients.chmod(0o600)
+    api = Api("one", *[Services()] * 3, opened_access(str(clients)))
+    level = log().log_level
+    for token, status in (("", 401), ("read", 403), ("operate", 200)):
+        for path, body in (
+            ("/log", {"log_level": level}),
+            ("/log/redact", {"redact_info_log": "on"}),
+        ):
+            header = f"Bearer {token}" if token else ""
+            request = Request(
+                "POST", PREFIX + path, {}, json.dumps(body).encode(), authorization=header
+            )
+            assert (await api.answer(request)).status == status
 
 
 async def test_a_changefeed_is_shown_with_ticdcs_names():
