@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -147,11 +148,11 @@ class Membership:
         """The captures among which this one divides tables; none while it is not the owner."""
         if not self._owner.is_active:
             return []
-        return [member.record for member in await self.members() if not member.is_draining]
+        return [member.record for member in _working(await self.members())]
 
     async def drain(self, identity: str, *, cancel: bool = False) -> CaptureRecord:
         """Let a capture be given no tables, and be no owner, until it is started again; `cancel`:
-        until now. Durable.
+        until now. It still does what nobody else could do. Durable.
 
         Raises:
             CaptureUnknownError: no living capture has that id.
@@ -251,7 +252,7 @@ class Membership:
 
     async def _own(self, lease: int) -> None:
         while True:
-            while await self._is_draining():  # noqa: ASYNC110 - the metadata is asked
+            while await self._is_replaced():  # noqa: ASYNC110 - the metadata is asked
                 await asyncio.sleep(_RETRY_S)
             fence = self._owner_fence
             fence.hold(await self._meta.campaign(fence.key, self.id.encode(), lease))
@@ -268,11 +269,21 @@ class Membership:
 
     async def _leaving(self) -> None:
         """Wait until this capture is to be owner no more."""
-        while not (self._resigning.is_set() or await self._is_draining()):
+        while not (self._resigning.is_set() or await self._is_replaced()):
             await wait_at_most(self._resigning, _RETRY_S)
 
-    async def _is_draining(self) -> bool:
-        """What the metadata says of it; False where nobody answers."""
+    async def _is_replaced(self) -> bool:
+        """Whether this capture is drained, and others are there to do its work; False where the
+        metadata does not answer.
+        """
         with suppress(UnavailableError):
-            return await self._meta.get(keys.draining(self.id)) is not None
+            if await self._meta.get(keys.draining(self.id)) is not None:
+                return self.id not in {each.record.id for each in _working(await self.members())}
         return False
+
+
+def _working(members: Sequence[Member]) -> Sequence[Member]:
+    """The captures that are not drained. Where all are, as the one that was to take over has died
+    meanwhile, they go on: without an owner no drain could be cancelled either.
+    """
+    return [each for each in members if not each.is_draining] or members

@@ -133,10 +133,11 @@ class Placement:
         names = {
             pair.key.removeprefix(keys.CAPTURES).decode() for pair in alive if _is_text(pair.key)
         }
-        names -= {
+        drained = {
             pair.key.removeprefix(keys.DRAINING).decode(errors="replace") for pair in draining
         }
-        captures = frozenset(names - set(self._refused()))
+        # Where all are drained, as the one that was to take over has died, they go on.
+        captures = frozenset((names - drained or names) - set(self._refused()))
         if captures != self._captures:
             self._captures = captures
             self._settled_at_s = time.monotonic() + _SETTLED_S

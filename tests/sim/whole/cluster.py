@@ -25,12 +25,12 @@ from storage.model.errors import TidemarkError, leaves
 from storage.model.ts import compose
 from tests.sim.process import Process
 from tests.sim.whole import machine as machines
-from tests.sim.whole.history import History
+from tests.sim.whole.history import TABLES, History
 from tests.sim.whole.lake import Lake
 from tests.sim.whole.machine import Machine
 from tests.sim.whole.metadata import Metadata
 from tests.sim.whole.transport import Net, SimChannel
-from tests.sim.whole.workload import SPLIT_KEYS, Bank
+from tests.sim.whole.workload import SCHEMA, SPLIT_KEYS, Bank
 
 FEED, LIMITED = "bank", "limited"
 """A changefeed without an end, and one that is created at some time and has a target_ts."""
@@ -38,6 +38,9 @@ CLIENTS = ("joe", "kim")
 _CREATED_BY_S = _WRITTEN_BY_S = 90.0
 _LEADERS_FIRST = 0.7
 _RETAINED_S = 20
+_MERGING, _MERGED = 0.5, 1 << 20
+"""In how many clusters stores merge regions, and up to which size: all those that touch."""
+_CAPTURES = (*machines.CAPTURES, machines.JOINING)
 
 
 class Cluster:
@@ -53,11 +56,12 @@ class Cluster:
         self.defects: list[str] = []
         self.trace = hashlib.sha256()
         self._tell = tell
+        merge_size = _MERGED if chance.random() < _MERGING else 0
         opens = {
             **{name: machines.coordinator(name) for name in machines.COORDINATORS},
-            **{name: machines.store(name, SPLIT_KEYS) for name in machines.STORES},
+            **{name: machines.store(name, SPLIT_KEYS, merge_size) for name in machines.STORES},
             **{name: machines.gc_worker(name) for name in machines.WORKERS},
-            **{name: machines.capture(name, directory) for name in machines.CAPTURES},
+            **{name: machines.capture(name, directory) for name in _CAPTURES},
         }
         self.machines = {
             name: Machine(name, each, self.metadata, chance) for name, each in opens.items()
@@ -86,7 +90,7 @@ class Cluster:
 
     def captures(self) -> list[Machine]:
         """The captures that are there, stopped or not."""
-        return [self.machines[name] for name in machines.CAPTURES if self.machines[name].is_up]
+        return [self.machines[name] for name in _CAPTURES if self.machines[name].is_up]
 
     async def pause(self, least_s: float, most_s: float) -> None:
         """Some time passes."""
@@ -97,7 +101,8 @@ class Cluster:
         self._tasks = tasks
         self.metadata.start(tasks)
         for each in self.machines.values():
-            each.start()
+            if each.name != machines.JOINING:
+                each.start()
         await write_config(
             MetaRecords(self.meta),
             {"tikv_gc_life_time": "4s", "tikv_gc_run_interval": "5s"},
@@ -352,7 +357,7 @@ class Cluster:
 
     async def drain(self) -> None:
         """A capture is to be left, and is asked back."""
-        name = self.chance.choice(machines.CAPTURES)
+        name = self.chance.choice(self.captures()).name if self.captures() else machines.JOINING
         self.tell(f"drain {name}")
         for cancel in (False, True):
             with contextlib.suppress(AskedError):
@@ -373,6 +378,38 @@ class Cluster:
                 await self.pause(4.0, 7.0)
         lake.is_resting = False
 
+    async def move_table(self) -> None:
+        """Somebody has a capture take a table over, whoever has it now."""
+        name = self.chance.choice(_CAPTURES)
+        table = f"{SCHEMA}.{self.chance.choice(TABLES)}"
+        self.tell(f"{table} is to go to {name}")
+        with contextlib.suppress(AskedError):
+            await self.asked("MoveTable", pb.MoveTableRequest(id=FEED, table=table, capture=name))
+
+    async def join(self) -> None:
+        """One more capture joins for a while, and goes by being killed or, first, drained."""
+        joining = self.machines[machines.JOINING]
+        if joining.is_up:
+            return
+        self.tell(f"{joining.name} joins")
+        joining.start()
+        await self.pause(2.0, 20.0)
+        is_drained = self.chance.random() < 0.5
+        if is_drained:
+            self.tell(f"drain {joining.name}")
+            with contextlib.suppress(AskedError):
+                request = capture_pb2.DrainCaptureRequest(id=joining.name)
+                await self.asked("DrainCapture", request, CaptureServiceStub)
+            await self.pause(0.0, 8.0)
+        self.tell(f"{joining.name} goes")
+        if joining.is_up:
+            await joining.kill(with_power=True)
+
+    async def split(self) -> None:
+        """Regions of the tables are split."""
+        self.tell("regions are split")
+        await self.bank.split()
+
     async def rest(self) -> None:
         """The lake job stands still, for longer than GC keeps what nobody protects."""
         lake = self.lakes[FEED]
@@ -383,7 +420,7 @@ class Cluster:
 
     def _victim(self) -> Machine:
         """A machine to harm; of the coordinators most often the one that leads."""
-        kinds = (machines.COORDINATORS, machines.STORES, machines.CAPTURES, machines.WORKERS)
+        kinds = (machines.COORDINATORS, machines.STORES, _CAPTURES, machines.WORKERS)
         chosen = [self.machines[name] for name in self.chance.choice(kinds)]
         leading = [each for each in chosen if each.leads]
         if leading and self.chance.random() < _LEADERS_FIRST:
@@ -400,5 +437,5 @@ class AskedError(TidemarkError):
 HARM = (
     *("kill", "kill", "kill_client", "hang", "hang", "cut", "lose", "slow", "fill", "jump"),
     *("limit", "pause_feed", "rest", "ddl", "ddl", "dump", "resign", "drain", "carry_over"),
-    "lose_metadata",
+    *("lose_metadata", "move_table", "move_table", "join", "split", "split"),
 )

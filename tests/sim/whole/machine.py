@@ -25,6 +25,8 @@ from tests.sim.whole.metadata import Metadata
 COORDINATORS = ("pd1", "pd2")
 STORES = ("kv1", "kv2")
 CAPTURES = ("ann", "ben")
+JOINING = "cat"
+"""A capture that is not there at first, and joins and goes."""
 WORKERS = ("gc1", "gc2")
 PD = ",".join(f"{name}:2379" for name in COORDINATORS)
 _AGAIN_S = (0.2, 3.0)
@@ -109,8 +111,8 @@ def coordinator(name: str) -> Opens:
     return lambda: open_coordinator(config, SecurityConfig())
 
 
-def store(name: str, split_keys: str) -> Opens:
-    """Opens a store."""
+def store(name: str, split_keys: str, merge_size: int) -> Opens:
+    """Opens a store; neighbours of its regions within `merge_size` bytes become one."""
     config = StoreConfig(
         addr=f"{name}:20160",
         coordinator=PD,
@@ -120,7 +122,8 @@ def store(name: str, split_keys: str) -> Opens:
         gc_ratio_threshold=0.0,
         region_check_interval=1.0,
         region_split_size=1 << 30,
-        region_merge_size=0,
+        region_merge_size=merge_size,
+        split_merge_interval=5.0,
     )
     return lambda: open_store(config, SecurityConfig())
 

@@ -14,6 +14,7 @@ from random import Random
 
 from server.rpc.credentials import SecurityConfig
 from server.rpc.transaction import Transaction, TransactionClient, UndeterminedError
+from storage.codec import encode_bytes
 from storage.model.errors import TidemarkError
 from storage.tidb.ddl import JOB_META_COLUMN_ID, Action, database_key, job_key, table_key
 from storage.tidb.record import decode_record, encode_record, record_key
@@ -130,6 +131,16 @@ class Bank:
                     await self._change(opened)
         finally:
             self._may_write.set()
+
+    async def split(self) -> None:
+        """Regions begin at some rows from now on, if the stores can do so now."""
+        keys = [
+            encode_bytes(record_key(self._infos[table].id, self._chance.randint(1, most)))
+            for table, most in (("accounts", COUNT), ("transfers", 40))
+        ]
+        with suppress(TidemarkError):
+            async with client() as opened:
+                await opened.pd.split_regions(keys)
 
     async def _change(self, opened: TransactionClient) -> None:
         old, job_id = self._infos["transfers"], next(self._ids)

@@ -190,7 +190,7 @@ async def maintained(meta):
 
 async def spread(meta, captures, counts):
     """Wait until so many logs run on the captures, each exactly where its key is."""
-    for _ in range(1000):
+    for _ in range(3000):
         held = await maintained(meta)
         running = {
             each.name: {
@@ -240,6 +240,23 @@ async def test_a_drained_capture_gives_its_logs_away_and_gets_some_back(meta, cl
     assert set(held.values()) == {"ann"}
     await one.membership.drain("ben", cancel=True)
     await spread(meta, [one, two], [2, 2])
+
+
+async def test_a_drained_capture_goes_on_if_the_one_that_took_over_dies(meta, cluster):
+    one, two = [await cluster.start(name) for name in NAMES[:2]]
+    for number in range(2):
+        await create(one.owner, f"log{number}")
+    await spread(meta, [one, two], [1, 1])
+    await one.membership.drain("ben")
+    assert set((await spread(meta, [one, two], [2])).values()) == {"ann"}
+    await cluster.stop("ann")
+    await spread(meta, [two], [2])
+    assert two.owner.is_active
+    assert [each.id for each in await two.membership.sharing()] == ["ben"]
+    joins = await cluster.start("dan")
+    await until(lambda: len(joins.maintainers.feeds) == 2)
+    await until(lambda: joins.owner.is_active)
+    assert [each.id for each in await joins.membership.sharing()] == ["dan"]
 
 
 async def test_keys_that_are_no_text_stop_nobody(meta, cluster):
