@@ -24,6 +24,9 @@ TABLE = TableDescription(
     resolved_ts=TS + 9,
     checkpoint_ts=TS,
 )
+SHARD = dataclasses.replace(
+    TABLE, table="bank_1.accounts", table_id=102, shard=("bank.merged", "_shard")
+)
 DDLS = (
     Ddl(TS, "ALTER TABLE accounts ADD c INT", tables=("bank.accounts",)),
     Ddl(TS + 1, "DROP TABLE a, b", dropped=("bank.a", "bank.b")),
@@ -37,7 +40,7 @@ FEED = FeedDescription(
     start_ts=TS - 2,
     checkpoint_ts=TS,
     resolved_ts=TS + 9,
-    tables=(TABLE,),
+    tables=(TABLE, SHARD),
     ddls=DDLS,
 )
 
@@ -58,11 +61,12 @@ def documents() -> dict[str, object]:
 def test_answers_are_the_golden_ones():
     golden = json.loads(GOLDEN.read_text())
     made = json.loads(json.dumps(documents()))
-    schemas = [each["describe"]["tables"][0].pop("schema") for each in (golden, made)]
+    tables = [table for each in (golden, made) for table in each["describe"]["tables"]]
+    schemas = [each.pop("schema") for each in tables]
     read = [
         pa.ipc.read_schema(pa.py_buffer(_bytes(schema))) for schema in schemas
     ]  # Arrow may lay it out otherwise
-    assert read[0] == read[1] == TABLE.schema
+    assert read == [TABLE.schema] * 4
     assert made == golden
 
 
