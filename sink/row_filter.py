@@ -345,7 +345,7 @@ class _Parser:
             self._expect("AND")
             most = self._against(name, pc.less_equal, self._literal())
             return _joined(pc.and_kleene, [least, most])
-        self._expect("LIKE", told="a comparison, IS, IN, BETWEEN or LIKE")
+        self._expect("LIKE", description="a comparison, IS, IN, BETWEEN or LIKE")
         if self._kind != "text":
             raise self._error("a text")
         pattern = _unquoted(self._next())
@@ -403,14 +403,14 @@ class _Parser:
             self._next()
         return is_there
 
-    def _expect(self, token: str, told: str = "") -> None:
+    def _expect(self, token: str, description: str = "") -> None:
         if not self._skip(token):
-            raise self._error(told or token)
+            raise self._error(description or token)
 
-    def _error(self, wanted: str) -> ConditionError:
+    def _error(self, expected: str) -> ConditionError:
         token = f"{self._value!r}" if self._kind != "end" else "its end"
         return ConditionError(
-            f"the condition {self._text!r}, at character {self._begin + 1}: {wanted} is expected, "
+            f"the condition {self._text!r}, at character {self._begin + 1}: {expected} is expected, "
             f"not {token}"
         )
 

@@ -45,8 +45,8 @@ def feed_service(changefeed: str, generation: int = 0) -> str:
 
 def generation_of(service_id: str) -> int:
     """Which of the changefeeds of one id a service belongs to that is no creation's."""
-    found = _GENERATION.search(service_id)
-    return int(found[1]) if found else 0
+    match = _GENERATION.search(service_id)
+    return int(match[1]) if match else 0
 
 
 def creating_service(changefeed: str, began_ts: int = 0) -> str:

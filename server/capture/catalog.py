@@ -491,19 +491,19 @@ class FeedCatalog:
         before = {each.name: each for each in self.tables}
         made = {each.name for each in change.tables}
         for table in change.tables:
-            asked = events.ignored_statement(table.record, change.query)
+            rule = events.ignored_statement(table.record, change.query)
             taken = self.wants(table.record.schema_name, table.record.table_name)
-            if asked and taken and not _reads_alike(before.get(table.name), table):
-                raise _not_ignorable(change, table.name, asked, "makes it, or changes its columns")
+            if rule and taken and not _reads_alike(before.get(table.name), table):
+                raise _not_ignorable(change, table.name, rule, "makes it, or changes its columns")
         truncated = []
         for name in change.truncated:
             # CREATE OR REPLACE makes another table, whose rows cannot follow those of the former.
-            asked = (
+            rule = (
                 events.ignored_truncate(before[name].record, change.query)
                 if name in before and name not in made
                 else None
             )
-            if asked is None:
+            if rule is None:
                 truncated.append(name)
                 continue
             _log.warning(
@@ -511,7 +511,7 @@ class FeedCatalog:
                 changefeed=self._terms.changefeed,
                 table=name,
                 commit_ts=change.commit_ts,
-                reason=asked,
+                reason=rule,
             )
         return replace(change, truncated=tuple(truncated))
 
@@ -626,9 +626,9 @@ def _reads_alike(before: SourceTable | None, table: SourceTable) -> bool:
     return same_columns and one.key_columns == other.key_columns
 
 
-def _not_ignorable(change: TableChange, name: str, asked: str, why: str) -> DdlNotIgnorableError:
+def _not_ignorable(change: TableChange, name: str, rule: str, why: str) -> DdlNotIgnorableError:
     return DdlNotIgnorableError(
-        f"{shortened(change.query)!r} at {change.commit_ts} is to be ignored for {name}, by {asked} "
+        f"{shortened(change.query)!r} at {change.commit_ts} is to be ignored for {name}, by {rule} "
         f"of an event filter, but {why}: rows behind it would not fit. Undo it, or create another "
         "changefeed, whose filters do not match it or leave the table out"
     )

@@ -417,8 +417,8 @@ class Changefeeds:
         if feed.source.keeps_history:
             # Those of creations and resumes that nobody has ended; and where its record cannot be
             # read, which of them is its own.
-            known = await self._records.service_ids(self._safepoints.cluster_id)
-            services += [each for each in known if feed_of(each) == feed.id]
+            service_ids = await self._records.service_ids(self._safepoints.cluster_id)
+            services += [each for each in service_ids if feed_of(each) == feed.id]
         return list(dict.fromkeys(services))
 
     async def loaded(self, record: ChangefeedRecord) -> Feed:

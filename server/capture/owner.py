@@ -247,9 +247,9 @@ class Owner(Changefeeds):
                 await self._records.clear(new.id)
         return Checked(start_ts, selection.read, selection.refused, selection.not_taken)
 
-    async def recorded(self, known: Collection[str]) -> list[Feed]:
-        """Changefeeds beside the `known` ones, as their records are; they do not run."""
-        records = [each for each in await self._records.load() if each.info.id not in known]
+    async def recorded(self, loaded_ids: Collection[str]) -> list[Feed]:
+        """Changefeeds other than `loaded_ids`, as their records are; they do not run."""
+        records = [each for each in await self._records.load() if each.info.id not in loaded_ids]
         if not records:
             return []
         jobs = await self._records.load_jobs(time.monotonic())

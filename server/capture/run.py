@@ -164,13 +164,13 @@ class Run:
 
     def traffic(self) -> dict[Span, Traffic]:
         """How much tables change; those that do not are left out."""
-        known: dict[Span, Traffic] = {}
+        by_span: dict[Span, Traffic] = {}
         for span in self.rows.traffic.spans():
             try:
-                known[span] = self.rows.traffic.of(span, self.sink.resolved_ts(span))
+                by_span[span] = self.rows.traffic.of(span, self.sink.resolved_ts(span))
             except TableNotFoundError:  # it has ended, or has gone
                 self.rows.traffic.remove(span)
-        return known
+        return by_span
 
     async def adopt(self, table: SourceTable, from_ts: int, start_ts: int) -> None:
         """Pull and serve one more table above `start_ts`, which has had one schema since

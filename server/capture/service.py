@@ -122,13 +122,13 @@ class ChangefeedService:
         """
 
         async def update() -> pb.UpdateChangefeedResponse:
-            here, asked = self._maintainers.home(request.id), changefeed_update(request)
-            asked.check()
+            here, changes = self._maintainers.home(request.id), changefeed_update(request)
+            changes.check()
             # Before anything is stopped: what cannot be is refused here.
-            plan = await here.plan_filter(request.id, asked.rules) if asked.rules else None
+            plan = await here.plan_filter(request.id, changes.rules) if changes.rules else None
             feed = here.feed(request.id)
             if not request.dry_run:
-                feed = await here.carry_out(here.update(request.id, asked))
+                feed = await here.carry_out(here.update(request.id, changes))
             change = None if plan is None else filter_change_message(plan)
             return pb.UpdateChangefeedResponse(changefeed=self._shown(feed), filter_change=change)
 
@@ -204,11 +204,11 @@ class ChangefeedService:
         does not answer, as the metadata has it.
         """
         answers = await self._router.of_others(ChangefeedServiceStub, "ListChangefeeds", request)
-        known = {each.id: each for answer in answers for each in answer.changefeeds}
-        known |= {each.id: each for each in self._here()}
-        for feed in await self._owner.recorded(known):
-            known[feed.id] = changefeed_message(feed)
-        return [known[each] for each in sorted(known)]
+        messages = {each.id: each for answer in answers for each in answer.changefeeds}
+        messages |= {each.id: each for each in self._here()}
+        for feed in await self._owner.recorded(messages):
+            messages[feed.id] = changefeed_message(feed)
+        return [messages[each] for each in sorted(messages)]
 
 
 def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:

@@ -96,34 +96,34 @@ def _add_progress(verbs: Any, shared: argparse.ArgumentParser) -> None:
     )
     add_watch(counted)
     counted.set_defaults(command=show_statistics)
-    asked = verbs.add_parser(
+    synced = verbs.add_parser(
         "synced",
         help="check whether the target has everything that the source has; exit status 1 if not",
         parents=[shared],
     )
-    dump.add_changefeed_id(asked)
-    asked.add_argument(
+    dump.add_changefeed_id(synced)
+    synced.add_argument(
         "--wait",
         type=period,
         default=0,
         metavar="DURATION",
         help="wait until it has, for at most this long",
     )
-    asked.add_argument(
+    synced.add_argument(
         "--synced-check-interval",
         type=period,
         default=SYNCED_CHECK_S,
         metavar="DURATION",
         help="the source must have had no row change and no DDL for this long (default: 5m)",
     )
-    asked.add_argument(
+    synced.add_argument(
         "--checkpoint-interval",
         type=period,
         default=SYNCED_CHECKPOINT_S,
         metavar="DURATION",
         help="the checkpoint may be at most this far behind (default: 15s)",
     )
-    asked.set_defaults(command=show_synced)
+    synced.set_defaults(command=show_synced)
 
 
 def _add_update(update: argparse.ArgumentParser) -> None:

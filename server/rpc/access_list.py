@@ -208,8 +208,8 @@ class AccessFile:
     def state(self) -> tuple[int, ...]:
         """See `Access`."""
         clients, now = self._clients.current(), self._now()
-        known = (*clients.by_digest.values(), *clients.by_name.values())
-        ended = sum(each.expires is not None and each.expires <= now for each in known)
+        listed = (*clients.by_digest.values(), *clients.by_name.values())
+        ended = sum(each.expires is not None and each.expires <= now for each in listed)
         return self._clients.version, ended
 
 

@@ -130,8 +130,8 @@ class TableMaps:
         offsets: list[int] = []
         for table_id in np.unique(ids).tolist():
             mine = maps[ids == table_id]
-            known = self._tables.get(table_id)
-            if known is not None and known[0] != events.body(int(mine[0])):
+            former = self._tables.get(table_id)
+            if former is not None and former[0] != events.body(int(mine[0])):
                 offsets.append(int(mine[0]))
             offsets += mine[1:][_differs(events, mine)].tolist()
         return sorted(offsets)
@@ -140,10 +140,10 @@ class TableMaps:
         ids = _table_ids(events, maps)
         for table_id, at in zip(*np.unique(ids, return_index=True), strict=True):
             body = events.body(int(maps[at]))
-            known = self._tables.pop(int(table_id), None)
-            if known is None or known[0] != body:
-                known = body, self._parse(body)
-            self._tables[int(table_id)] = known
+            meaning = self._tables.pop(int(table_id), None)
+            if meaning is None or meaning[0] != body:
+                meaning = body, self._parse(body)
+            self._tables[int(table_id)] = meaning
 
     def _parse(self, body: bytes) -> TableMap:
         without_id = body[ID_BYTES:]

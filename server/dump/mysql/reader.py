@@ -253,8 +253,8 @@ def chunk_query(session: Session, table: SourceTable, where: str = "") -> ChunkQ
     )
     for place, column in enumerate(whole.columns):
         if column.name in now:
-            known = now[column.name]
-            differs = known is None or not shows(known, column)
+            current = now[column.name]
+            differs = current is None or not shows(current, column)
         else:
             # Servers hide columns (my_row_id); one that is gone is refused in the SELECT. But text
             # is compared by its collation.

@@ -272,12 +272,12 @@ class DdlChanges:
         return None if source_table is not None and source_table.record.whole == record else record
 
     def _found(
-        self, found: Definition | TableMap, before: Table | None, other: Definition | None
+        self, seen: Definition | TableMap, before: Table | None, other: Definition | None
     ) -> Definition:
-        if isinstance(found, Definition):
-            return found
+        if isinstance(seen, Definition):
+            return seen
         definition = definition_of_table_map(
-            found, [*([before] if before else []), *([other] if other else [])]
+            seen, [*([before] if before else []), *([other] if other else [])]
         )
         if before is None:
             return definition
@@ -375,21 +375,21 @@ class DdlChanges:
         self._mismatches = names
 
     def _mismatched(
-        self, name: TableName, table_map: TableMap, commit_ts: int, found: Definition | None
+        self, name: TableName, table_map: TableMap, commit_ts: int, as_read: Definition | None
     ) -> SourceTable | None:
         """The table that rows show; None: the changefeed does not take it."""
         source_table = self._tables.by_name.get(name)
-        if not self._catalog.wants(*name) or (found is None and _is_sequence(table_map)):
+        if not self._catalog.wants(*name) or (as_read is None and _is_sequence(table_map)):
             self._rows.ignored.add(name)
             return None
         if not table_map.is_full:
             table_map.to_table(0)  # raises what is the matter
         before = Table.parse(source_table.record.table_info) if source_table else None
-        definition = self._found(table_map, before, found).identified(
+        definition = self._found(table_map, before, as_read).identified(
             before, before.free_column_id if before else 1
         )
-        if found is not None:
-            definition = replace(definition, faults=found.faults)
+        if as_read is not None:
+            definition = replace(definition, faults=as_read.faults)
         table_id = source_table.span.table_id if source_table else new_id(commit_ts, name)
         return next(iter(self._taken(name, record_of(definition, table_id), commit_ts)), None)
 
@@ -416,10 +416,10 @@ class DdlChanges:
         """Begin tables anew that a dump is reading, as somebody asked for who resumes after a stop;
         False: one of them is in none, or new.
         """
-        known = self._tables.by_name.keys()
+        followed = self._tables.by_name.keys()
         return (
             self._copying is not None
-            and known >= set(names)
+            and followed >= set(names)
             and await self._copying.copies_anew(_dotted(names))
         )
 

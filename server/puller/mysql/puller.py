@@ -279,9 +279,9 @@ class LogPuller:
     async def _open(self, server_id: int) -> OpenLog:
         loop = asyncio.get_running_loop()
         saved_position, options = self._position.snapshot, self._upstream.options
-        known = self._read_server.known
+        read_server = self._read_server.known
         opening = loop.run_in_executor(
-            self._asking, open_log, options, saved_position, server_id, known
+            self._asking, open_log, options, saved_position, server_id, read_server
         )
         try:
             return await asyncio.shield(opening)

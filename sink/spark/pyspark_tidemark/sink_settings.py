@@ -64,19 +64,19 @@ def faults(
     settings: Sequence[str] = tuple(SETTINGS),
 ) -> list[str]:
     """What is wrong with the options of a URI, where `others` are allowed besides `settings`."""
-    known = (*others, *settings)
+    option_names = (*others, *settings)
     names = [name for name, _ in options]
     repeated = sorted({name for name in names if names.count(name) > 1})
     said = [f"{name} is given more than once" for name in repeated]
     for name, value in options:
-        if name not in known:
-            said.append(_unknown(name, known))
+        if name not in option_names:
+            said.append(_unknown(name, option_names))
         elif name in SETTINGS and (rule := SETTINGS[name](value)):
             said.append(f"{name} is {rule}, not {value[:80]!r}")
     return said
 
 
-def _unknown(name: str, known: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, 1, 0.6)
+def _unknown(name: str, option_names: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(name, option_names, 1, 0.6)
     meant = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"there is no option {name[:80]!r}{meant} The options are {', '.join(known)}"
+    return f"there is no option {name[:80]!r}{meant} The options are {', '.join(option_names)}"

@@ -74,8 +74,8 @@ class Packets:
         batches: list[Events] = []
         while True:
             if self._waiting is None:
-                found, at = self._split(data, at, end)
-                batches += found
+                events, at = self._split(data, at, end)
+                batches += events
             if end - at < _HEAD.size or at + _HEAD.size + _size(data, at) > end:
                 self._rest = data[at:end]
                 return batches
@@ -85,15 +85,15 @@ class Packets:
 
     def _split(self, data: bytes, at: int, end: int) -> tuple[list[Events], int]:
         """The whole events from a place on, and where they end."""
-        found: list[Events] = []
+        batches: list[Events] = []
         while True:
             events, stop = split_packets(data, checksums=self.checksums, begin=at, end=end)
             change = self._change_of_checksums(events)
             part = events if change is None else events[: change + 1]
             if len(part):
-                found.append(self._checked(part))
+                batches.append(self._checked(part))
             if change is None:
-                return found, stop
+                return batches, stop
             self.checksums = not self.checksums
             at = int(events.begin[change]) + _event_bytes(data, int(events.begin[change]))
 

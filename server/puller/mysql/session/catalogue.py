@@ -145,7 +145,7 @@ def read_columns(
     """The columns of those of these tables that exist, without what the server hides: the name, the
     column (None: its type is not known), and the name of its collation, which may be empty.
     """
-    found: dict[TableName, list[tuple[str, Column | None, str]]] = defaultdict(list)
+    columns: dict[TableName, list[tuple[str, Column | None, str]]] = defaultdict(list)
     if not names:
         return {}
     condition, values = _condition(names)
@@ -153,8 +153,8 @@ def read_columns(
     for row in session.execute(_COLUMNS + condition + _COLUMNS_END, values):
         named = dict(zip(_NAMES, row, strict=True))
         column = column_of(named, collations)
-        found[row[0], row[1]].append((row[2], column, str(named["collation_name"] or "")))
-    return dict(found)
+        columns[row[0], row[1]].append((row[2], column, str(named["collation_name"] or "")))
+    return dict(columns)
 
 
 def shows(shown: Column, column: Column) -> bool:

@@ -194,11 +194,11 @@ class LogIndex:
 
     def _next(self, name: TableName, at: int) -> int | None:
         """The first entry of a table, or of its schema, from the entry `at` on."""
-        found: list[int] = []
+        entries: list[int] = []
         for numbers in (self._by_name.get(name, ()), self._by_name.get((name[0], ""), ())):
             place = bisect_right(numbers, at - 1)
-            found += numbers[place : place + 1]
-        return min(found, default=None)
+            entries += numbers[place : place + 1]
+        return min(entries, default=None)
 
     def is_known_alone(self, name: TableName, place: Place) -> bool:
         """Whether a table had at `place` no other triggers, and was no view, than at `end`."""

@@ -50,11 +50,11 @@ def places_of(columns: Any, keys: Any) -> Any:
     """The positions, sorted (NumPy), of those of `columns` that are among `keys`; both are
     pyarrow.Tables with the key's columns, and no others.
     """
-    wanted = renamed(keys)
-    found = numbered(renamed(columns)).join(
-        wanted, keys=wanted.column_names, join_type="left semi", use_threads=False
+    searched = renamed(keys)
+    matching = numbered(renamed(columns)).join(
+        searched, keys=searched.column_names, join_type="left semi", use_threads=False
     )
-    return np.sort(found[ROW].to_numpy())
+    return np.sort(matching[ROW].to_numpy())
 
 
 def those_in(rows: Any, keys: Any) -> Any:

@@ -275,8 +275,8 @@ def open_connector(lake_format: str) -> LakeConnector:
 
 def shards_in(rows: DataFrame, table: TableMeta) -> set[str]:
     """The shards of which there are rows of a merged table."""
-    found = rows.select(quoted(table.key[0])).distinct().collect()
-    return {row[0] for row in found}
+    shards = rows.select(quoted(table.key[0])).distinct().collect()
+    return {row[0] for row in shards}
 
 
 def removed(table: str) -> SourceError:

@@ -90,7 +90,7 @@ def evolved(
     ]
     types = {field.name: from_arrow_type(field.type).jsonValue() for field in change.widened}
     fields = [
-        _widened(field, types.get(field["name"], field["type"]), told=widens_files)
+        _widened(field, types.get(field["name"], field["type"]), recorded=widens_files)
         for field in fields
     ]
     fields += [_added(field, configuration) for field in change.added if not change.filled]
@@ -162,10 +162,10 @@ def _mapped(fields: Sequence[Field], configuration: dict[str, str]) -> Sequence[
     ]
 
 
-def _widened(field: Field, kind: Any, *, told: bool) -> Field:
+def _widened(field: Field, kind: Any, *, recorded: bool) -> Field:
     if kind == field["type"]:
         return field
-    if not told:
+    if not recorded:
         return {**field, "type": kind}
     changes = [
         *field["metadata"].get(_TYPE_CHANGES, []),

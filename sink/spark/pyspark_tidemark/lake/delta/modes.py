@@ -423,12 +423,12 @@ def _current(layout: Layout, file: DataFile, masked: Any, ends: Any) -> tuple[An
     live = np.ones(len(stored), bool)
     live[masked] = False
     current = stored.filter(pc.and_(stored[IS_CURRENT], pa.array(live)))
-    there, wanted = renamed(current.select(key)), renamed(ends.select(key))
+    there, ending = renamed(current.select(key)), renamed(ends.select(key))
     ended = (
         there.append_column(ROW, current[ROW])
         .join(
-            wanted.append_column(VALID_TO, ends[VALID_TO]),
-            keys=wanted.column_names,
+            ending.append_column(VALID_TO, ends[VALID_TO]),
+            keys=ending.column_names,
             join_type="inner",
             use_threads=False,
         )

@@ -504,8 +504,8 @@ class DeltaTables:
         """Whether the log still has the file of a version that was read or written here: a version
         beside another table's log would belong to that table.
         """
-        known, number = self._commit_files.get(name, (-1, None))
-        if known != version or number is None:
+        committed, number = self._commit_files.get(name, (-1, None))
+        if committed != version or number is None:
             return True
         return commit_file(self.path(name), version) == number
 
@@ -557,12 +557,12 @@ class DeltaTables:
         Raises:
             SourceError: ErrTableRolledBack; ErrTargetForeign, a part of it is there twice.
         """
-        name, known = changes.table.name, self._newest.get(changes.table.name)
+        name, written = changes.table.name, self._newest.get(changes.table.name)
         self._listings.pop(name, None)
         newest = self.version(name)
-        if known is not None and newest != known + 1:
-            self.check_continues(name, known)
-            between = commits_between(self._log(name), self._classes, known + 1, newest)
+        if written is not None and newest != written + 1:
+            self.check_continues(name, written)
+            between = commits_between(self._log(name), self._classes, written + 1, newest)
             ends = [
                 int(action["txn"]["version"])
                 for _, actions in between

@@ -143,11 +143,11 @@ class Snapshot:
         it any more.
         """
         deletes = self._deletes_by_key()
-        wanted = [*dict.fromkeys([*ids, *self._deleted_ids()])]
+        read_ids = [*dict.fromkeys([*ids, *self._deleted_ids()])]
         rows = (
-            self._numbered(self._masked, wanted)
+            self._numbered(self._masked, read_ids)
             if origin == Origin(_SEQUENCE)
-            else self._read_in_tasks(self._masked, wanted, origin)
+            else self._read_in_tasks(self._masked, read_ids, origin)
         )
         # A delete applies to the files that are older than it (Iceberg's specification, "Scan
         # Planning"), so the newest one of each key decides.
@@ -269,8 +269,8 @@ class StoredColumns:
 
 def _collected(rows: DataFrame) -> dict[str, Any]:
     """Positions by file."""
-    found = rows.groupBy(_FILE).agg(F.sort_array(F.collect_list(_POSITION)).alias(_POSITIONS))
-    table = found.toArrow()
+    grouped = rows.groupBy(_FILE).agg(F.sort_array(F.collect_list(_POSITION)).alias(_POSITIONS))
+    table = grouped.toArrow()
     return {
         str(file): positions.values.to_numpy()
         for file, positions in zip(table[_FILE].to_pylist(), table[_POSITIONS], strict=True)

@@ -145,13 +145,13 @@ def living(keys: Any, data: Sequence[tuple[int, Any]], deletes: Sequence[tuple[i
     """Those of `keys` that a data file holds and no younger delete names; files are given by their
     sequence number and their keys. Pure.
     """
-    wanted = renamed(keys)
+    named = renamed(keys)
     data, deletes = (
         [(sequence, renamed(columns)) for sequence, columns in files] for files in (data, deletes)
     )
-    both = _last(wanted, data).join(
-        _last(wanted, deletes),
-        keys=wanted.column_names,
+    both = _last(named, data).join(
+        _last(named, deletes),
+        keys=named.column_names,
         join_type="left outer",
         right_suffix="_deleted",
         use_threads=False,
@@ -159,8 +159,8 @@ def living(keys: Any, data: Sequence[tuple[int, Any]], deletes: Sequence[tuple[i
     # A delete applies to files with a smaller sequence number (Iceberg's specification, "Scan
     # Planning"): the rows that were committed with it stay.
     shown = pc.greater_equal(both[_SEQUENCE], pc.fill_null(both[f"{_SEQUENCE}_deleted"], -1))
-    found = both.filter(shown).select(wanted.column_names)
-    return found.rename_columns(keys.column_names).cast(keys.schema)
+    alive = both.filter(shown).select(named.column_names)
+    return alive.rename_columns(keys.column_names).cast(keys.schema)
 
 
 def _last(keys: Any, files: Sequence[tuple[int, Any]]) -> Any:

@@ -452,16 +452,16 @@ def timestamps(names: Iterable[str], prefix: str, table: str = "") -> list[int]:
     Raises:
         SourceError: ErrTargetForeign, a name has another ending, as nothing of ours has.
     """
-    found = [name for name in names if name.startswith(prefix)]
+    matching = [name for name in names if name.startswith(prefix)]
     # As `int` reads them, also `1_0` and digits of other scripts would be numbers.
-    strange = [name for name in found if not _TS.fullmatch(name.removeprefix(prefix))]
+    strange = [name for name in matching if not _TS.fullmatch(name.removeprefix(prefix))]
     if strange:
         raise SourceError(
             "ErrTargetForeign",
             f"the changelog of {table or 'a table'} holds {strange[0]!r}, which this changefeed did "
             "not make, and readers take for a cut: move it to another directory, then start again",
         )
-    return sorted(int(name.removeprefix(prefix)) for name in found)
+    return sorted(int(name.removeprefix(prefix)) for name in matching)
 
 
 def mark(files: Files, ts: int, schema: Any) -> None:
