@@ -57,8 +57,8 @@ class DaemonSettings:
 
 @dataclass(frozen=True, slots=True)
 class HttpPort:
-    """What a daemon's HTTP port shows beside its health: the metrics of a registry, and the answers
-    of routes, which may come later.
+    """The metrics of a registry and the answers of routes that a daemon's HTTP port shows beside
+    its health; they may be added later.
     """
 
     registry: CollectorRegistry = REGISTRY

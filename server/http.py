@@ -116,7 +116,7 @@ def listen(
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """What the port answers with."""
+    """The routes of the port, and the rules for its clients."""
 
     ready: Callable[[], bool]
     registry: CollectorRegistry
@@ -128,7 +128,7 @@ class _Port:
     access: Access
 
     def builtin(self, path: str) -> Answer | None:
-        """What every daemon answers, without any certificate."""
+        """The routes of every daemon, for which no certificate is needed."""
         if path in _PAGES:
             return _PAGES[path]
         if path == "/metrics":
@@ -172,7 +172,7 @@ class _Port:
 
 
 def _right_of(method: str, path: str) -> Right:
-    """What a request for a route needs."""
+    """The right that a request for a route needs."""
     if path.startswith(_PD):
         # Whoever may not delete a safepoint by PD's protocol may not do it here.
         return right_of_request(method, path) or Right.SEE

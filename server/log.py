@@ -53,7 +53,7 @@ _in_force = LogConfig()
 
 
 def log_config() -> LogConfig:
-    """What this process was set up with: its child processes log the same way."""
+    """The settings of this process's log: its child processes log the same way."""
     return _in_force
 
 

@@ -1,5 +1,5 @@
-"""What a daemon answers on its HTTP port beside metrics and health:
-handlers by method and path, called in threads.
+"""Routes of a daemon's HTTP port beside metrics and health: handlers by method and path, called in
+threads.
 
 A handler brings its own timeout; errors of `storage.model.errors` that it raises become statuses
 here, in the form of TiCDC's API: `{"error_msg": …, "error_code": "TM:Err…"}`.
@@ -138,8 +138,8 @@ class Routes:
 
 
 def template_arguments(names: Sequence[str], parts: Sequence[str]) -> list[str] | None:
-    """What the parts of a path have where a template has `{…}`, still percent-encoded;
-    None if they do not fit.
+    """The parts of a path where a template has `{…}`, still percent-encoded; None if they do not
+    fit.
     """
     if len(names) != len(parts):
         return None
@@ -150,7 +150,7 @@ def template_arguments(names: Sequence[str], parts: Sequence[str]) -> list[str] 
 
 
 def answered(call: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    """What `call` gives on a daemon's event loop, for a handler's thread.
+    """The result of `call` on a daemon's event loop, for a handler's thread.
 
     Raises:
         TimeoutError: it took more than 15 seconds, and was cancelled.
@@ -169,7 +169,7 @@ def json_answer(document: Any, status: int = 200) -> Answer:
 
 
 def error_answer(err: TidemarkError) -> Answer:
-    """What a client is told of `err`."""
+    """The answer that a client gets for `err`."""
     status = _OWN_STATUS.get(err.code) or _STATUS.get(err.kind, 500)
     answer = fault(status, err.code, err.message)
     if isinstance(err, MethodRefusedError):

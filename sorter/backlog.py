@@ -33,8 +33,8 @@ _FROZEN_MAX_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where some of a table's rows lie: how many, how large,
-    and their sorted commit_ts (read when it is called).
+    """Some of a table's rows in one place: how many, how large, and their sorted commit_ts (read
+    when it is called).
     """
 
     min_commit_ts: int
@@ -112,7 +112,7 @@ class Backlog:
 
     @property
     def runs_on_disk(self) -> int:
-        """How many runs on disk may overlap or are small."""
+        """The number of runs on disk that may overlap or are small."""
         return len(self._levels)
 
     def add(self, rows: Rows) -> None:
@@ -245,7 +245,7 @@ class Backlog:
         return runs, blocks, sum(entries.rows for entries in on_disk.values())
 
     def extents(self, lower_ts: int, upper_ts: int, resolved_ts: int) -> list[Extent]:
-        """Where rows lie; those at the edges reach beyond the range."""
+        """The extents of rows in a range; those at the edges reach beyond it."""
         self.settle(upper_ts, resolved_ts)
         extents = [
             _extent_on_disk(entry, self._store.reader(entry))

@@ -55,7 +55,7 @@ _FAR: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class BlockMeta:
-    """What a header says of its block; `unique_id` is the incarnation of the table.
+    """The header of a block; `unique_id` is the incarnation of the table.
 
     The index has one for each table of a shared block, about that table's rows.
     """
@@ -140,8 +140,8 @@ def is_shared(data: pa.Buffer) -> bool:
 
 
 def encode_shared(number: int, shares: Sequence[Share]) -> tuple[list[BlockMeta], bytes, pa.Buffer]:
-    """What the index stores of each table, header with directory, and payload;
-    the unique ids must ascend.
+    """The parts of a shared block: what the index stores of each table, header with directory, and
+    payload; the unique ids must ascend.
     """
     counts = [sum(batch.num_rows for batch in share.batches) for share in shares]
     rows = _sort_each_table(

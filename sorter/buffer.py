@@ -40,7 +40,7 @@ class Rows:
 
     @property
     def bytes(self) -> int:
-        """What the rows take in memory."""
+        """The memory that the rows take."""
         size: int = self.batch.nbytes
         return size + BATCH_BYTES
 
@@ -59,7 +59,7 @@ class Buffer:
 
     @property
     def bytes(self) -> int:
-        """What the rows take in memory."""
+        """The memory that the rows take."""
         return self.pending_bytes + self.ready_bytes
 
     def add(self, rows: Rows) -> int:

@@ -52,7 +52,7 @@ Digests = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """How many rows, and the sum of their digests."""
+    """The number of rows, and the sum of their digests."""
 
     rows: int = 0
     digest: int = 0

@@ -232,7 +232,7 @@ class Sorter:
         return self._table(span).fetch(lower, upper, 2 * self._block_bytes)
 
     def extents(self, span: Span, lower_ts: int, upper_ts: int) -> list[Extent]:
-        """Where rows with commit_ts in `[lower_ts, upper_ts]` lie, without reading them.
+        """The extents of rows with commit_ts in `[lower_ts, upper_ts]`, without reading them.
 
         Extents at the edges reach beyond the range; duplicates are counted each time they came.
 

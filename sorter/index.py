@@ -134,7 +134,7 @@ class IndexDatabase:
 
     @property
     def live(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return self._live
 
     def write(self, batch: WriteBatch, *, replaced: int = 0) -> None:

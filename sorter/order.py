@@ -108,7 +108,7 @@ def row_key(batch: pa.RecordBatch, row: int) -> SortKey:
 
 
 def count_up_to(batch: pa.RecordBatch, bound: SortKey) -> int:
-    """How many rows of a sorted batch have a key <= `bound`."""
+    """The number of rows of a sorted batch that have a key <= `bound`."""
     low, high = 0, batch.num_rows
     for column, value in enumerate(bound[:3]):
         low, high = _equal(_numbers(batch, column), value, low, high)
@@ -174,7 +174,7 @@ def _rank(timestamps: Timestamps, ts: int, side: Side) -> int:
 
 
 def _equal(values: Any, value: int, low: int, high: int) -> tuple[int, int]:
-    """Where in the sorted `values[low:high]` those equal to `value` begin and end."""
+    """The begin and end of those in the sorted `values[low:high]` that equal `value`."""
     part, number = values[low:high], values.dtype.type(value)
     begin = int(np.searchsorted(part, number, "left"))
     end = int(np.searchsorted(part, number, "right"))

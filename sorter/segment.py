@@ -29,7 +29,7 @@ _SPARSE_SHARE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Where a block lies."""
+    """The place of a block."""
 
     segment: int
     offset: int

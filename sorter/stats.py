@@ -1,5 +1,5 @@
-"""What a sorter has done and holds: snapshots for people,
-and the running counts behind them, passed to Prometheus.
+"""The counts of a sorter: snapshots for people, and the running counts behind them, passed to
+Prometheus.
 
 The metrics are sums over all sorters of the process.
 """
@@ -87,8 +87,8 @@ class TableStats:
 
 
 class FetchCounts:
-    """What the fetches of one table cost; the table's lock guards it, but for `rows_out`,
-    which is approximate.
+    """The cost of one table's fetches; the table's lock guards it, but for `rows_out`, which is
+    approximate.
     """
 
     __slots__ = ("blocks", "fetches", "rows_out", "rows_read")

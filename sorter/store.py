@@ -96,7 +96,7 @@ class BlockStore:
         return entry
 
     def append(self, index: TableIndex, batch: pa.RecordBatch, run: int | None) -> Entry:
-        """As `write`, but the block is not in the index yet."""
+        """Write a block as `write` does, but leave it out of the index."""
         timestamps = order.commit_ts(batch)
         first, last = int(timestamps[0]), int(timestamps[-1])
         number = next(self._numbers)
@@ -238,7 +238,7 @@ class BlockStore:
         self._database.close()
 
     def _append(self, header: bytes, payload: pa.Buffer, tables: int = 1) -> tuple[Pointer, int]:
-        """Where a block of so many tables lies now, and its bytes in memory.
+        """Write a block of so many tables; returns its place, and its bytes in memory.
 
         Raises:
             SorterDiskError: the disk does not take it.

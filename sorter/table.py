@@ -76,7 +76,7 @@ class Table:
 
     @property
     def memory_bytes(self) -> int:
-        """What its rows take in memory."""
+        """The memory that its rows take."""
         backlog = self._backlog
         return backlog.buffer.bytes if isinstance(backlog, Backlog) else 0
 

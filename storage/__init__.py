@@ -1,3 +1,3 @@
-"""What is on disk: ordered key-value stores, the value log, metadata, the MVCC store,
-Pump storage.
+"""The storage on disk: ordered key-value stores, the value log, metadata, the MVCC store, Pump
+storage.
 """

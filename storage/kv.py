@@ -57,7 +57,7 @@ class Snapshot(Reader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """How many keys one `KV.delete_some` deleted, their bytes together, and where to go on."""
+    """The result of `KV.delete_some`: keys deleted, their bytes together, and where to go on."""
 
     keys: int
     key_bytes: int
@@ -101,7 +101,8 @@ class KV(Reader, Protocol):
         ...
 
     def level0_files(self) -> int:
-        """How many files wait to be merged into the sorted ones; many of them slow writes down.
+        """The number of files that wait to be merged into the sorted ones; many of them slow writes
+        down.
 
         Fast.
         """

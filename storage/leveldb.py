@@ -47,7 +47,7 @@ class CorruptDatabaseError(CorruptError):
 
 
 class Limits(NamedTuple):
-    """What one database may hold open or in memory beside its write buffer."""
+    """The files and memory that one database may use beside its write buffer."""
 
     cache_bytes: int = _BLOCK_CACHE_BYTES
     table_bytes: int = 2 << 20
@@ -285,6 +285,6 @@ def _open(path: Path, write_buffer_bytes: int, limits: Limits, damages: _Damages
 
 
 def _text(err: Exception) -> str:
-    """What an error says; plyvel's have LevelDB's bytes."""
+    """The text of an error; plyvel's have LevelDB's bytes."""
     said = err.args[0] if err.args else ""
     return said.decode(errors="replace") if isinstance(said, bytes) else str(err)

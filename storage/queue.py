@@ -1,5 +1,5 @@
-"""What waits between tasks of one event loop: `GroupQueue`, taken in groups, and `ByteBudget`,
-the bytes that several queues may hold together.
+"""Queues between tasks of one event loop: `GroupQueue`, taken in groups, and `ByteBudget`, the
+bytes that several queues may hold together.
 
 Both only count. Who puts looks first, and refuses, waits or goes on as its protocol demands.
 """
@@ -75,7 +75,7 @@ class GroupQueue(Generic[T]):
 
 
 class ByteBudget:
-    """What several queues have taken of `limit_bytes`.
+    """The bytes that several queues have taken of `limit_bytes`.
 
     Each queue decides by `used_bytes` what it refuses, and may go beyond the limit with what it
     must never lose, or with one item when it is empty, so that one queue's backlog slows the others

@@ -1,4 +1,4 @@
-"""How rows that are spilled to disk lie there: as they are, compressed, encrypted, or both.
+"""The encoding of rows that are spilled to disk: plain, compressed, encrypted, or both.
 
 Spilled files are a cache of one process: they are removed when the next one begins. So the key is
 made here, at random, is never written anywhere, and is gone with the process: what a stolen disk
@@ -71,13 +71,13 @@ class SpillCodec:
         return bool(self._key)
 
     def name_of(self, key: bytes) -> bytes:
-        """What to find an entry by on disk: `key` itself, or 16 bytes that tell nothing of it."""
+        """The name of an entry on disk: `key` itself, or 16 bytes that tell nothing of it."""
         if not self._names_key:
             return key
         return blake2b(key, digest_size=_NAME_BYTES, key=self._names_key).digest()
 
     def encode(self, data: bytes) -> bytes:
-        """What is stored of `data`: [size, LZ4 of it], and of that [nonce, ciphertext, tag]."""
+        """The stored form of `data`: [size, LZ4 of it], and of that [nonce, ciphertext, tag]."""
         if self._compressed:
             data = _SIZE.pack(len(data)) + pa.compress(data, _CODEC, asbytes=True)
         if not self._key:

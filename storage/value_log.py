@@ -59,9 +59,7 @@ class SegmentMissingError(CorruptError):
 
 
 class Pointer(NamedTuple):
-    """Where a record stands: segment number, offset of its first byte,
-    its length with the header.
-    """
+    """A record's place: segment number, offset of its first byte, its length with the header."""
 
     fid: int
     offset: int
@@ -81,7 +79,7 @@ class Skipped(NamedTuple):
 
 @dataclass(slots=True)
 class Segment:
-    """What is known of a segment without reading it; `size` counts acknowledged bytes only."""
+    """The facts known of a segment without reading it; `size` counts acknowledged bytes only."""
 
     max_ts: int = 0
     size: int = 0
@@ -401,7 +399,7 @@ class SegmentFiles:
         return self._fs.open(self.path(fid))
 
     def inspect(self, fid: int, ts_of: Callable[[bytes], int]) -> Segment:
-        """What a segment holds: from its footer, else from all of its records."""
+        """The content of a segment: from its footer, else from all of its records."""
         file = self._fs.open(self.path(fid))
         try:
             size = file.size()

@@ -58,8 +58,8 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _behind_links(path: Path) -> Path:
-    """What a name stands for. Only its own links are followed: the directory stays as it was given,
-    as `/proc/PID/root` leads elsewhere than its link says.
+    """The file that a name stands for. Only its own links are followed: the directory stays as it
+    was given, as `/proc/PID/root` leads elsewhere than its link says.
     """
     for _ in range(_LINKS_MAX):
         if not path.is_symlink():

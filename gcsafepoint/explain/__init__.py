@@ -1,3 +1,3 @@
-"""Who blocks GC, why, until when, and what ends it:
-from a frozen situation to ordered chains of links. Pure.
+"""Explains GC: what holds it back, why, until when, and what ends that; from a frozen situation to
+ordered chains of links. Pure.
 """

@@ -50,8 +50,8 @@ class BlockerFixedError(InvalidError):
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """How things stood without `removed`; `feeds`:
-    changefeeds among them whose history would be given up.
+    """The situation without the services `removed`; `feeds` are the changefeeds among them whose
+    history would be given up.
     """
 
     removed: tuple[str, ...]
@@ -70,7 +70,7 @@ class Explanation:
 
     @property
     def lowest(self) -> Chain:
-        """What GC waits for."""
+        """The chain that GC waits for."""
         return self.chains[0]
 
 
@@ -201,7 +201,7 @@ def _service_state(holder: Holder, situation: Situation) -> tuple[str, str, str]
 
 
 def _end(holder: Holder, state: str) -> str:
-    """What gives the history up.
+    """The command that gives the history up.
 
     A safe point of a changefeed that lives comes back, so the changefeed has to go.
     """

@@ -17,7 +17,7 @@ from storage.model.ts import MAX_TS, physical_ms
 
 
 class Kind(enum.StrEnum):
-    """What a link is."""
+    """The kinds of links."""
 
     SERVICE = "service"
     GLOBAL_BARRIER = "global_barrier"
@@ -65,7 +65,7 @@ class Chain:
 
     @property
     def ts(self) -> int:
-        """How far it lets GC go."""
+        """The timestamp up to which the chain lets GC go."""
         return self.links[0].ts
 
     def released(self) -> Iterator[tuple[Link, int]]:

@@ -84,7 +84,7 @@ def left_over_services(service_ids: Iterable[str], protected: Mapping[str, bool]
 
 
 def owner_of(service_id: str) -> str:
-    """Who sets such an id, as far as the name tells."""
+    """The program that sets such an id, as far as its name tells."""
     return next((owner for prefix, owner in _OWNERS if service_id.startswith(prefix)), "unknown")
 
 

@@ -1,4 +1,4 @@
-"""What is known at one moment of everything that can hold GC back. Pure.
+"""Everything that can hold GC back, as known at one moment. Pure.
 
 `server.coordinator.explain_service` gathers it. What could not be learnt is said as a `problem`,
 never left out: a capture that does not answer is a finding.
@@ -85,7 +85,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What is recorded of the GC worker."""
+    """The record of the GC worker."""
 
     leader: str = ""
     enabled: bool = True
@@ -117,6 +117,8 @@ class Situation:
 
     @property
     def wanted_ts(self) -> int:
-        """Where GC would be by now if nothing held it: two rounds may be under way."""
+        """The timestamp that GC would have reached if nothing held it back: two rounds may be under
+        way.
+        """
         back_ms = self.worker.life_time_ms + 2 * self.worker.run_interval_ms
         return max(self.view.gc_worker.safe_point, compose(max(0, self.now_ms - back_ms)))

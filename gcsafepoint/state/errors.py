@@ -1,5 +1,5 @@
-"""What the GC state's rules refuse, in PD's words: clients and operators know the texts,
-and some compare them.
+"""The errors of the GC state's rules, in PD's words: clients and operators know the texts, and some
+compare them.
 """
 
 from storage.model.errors import InvalidError

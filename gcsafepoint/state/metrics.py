@@ -1,4 +1,4 @@
-"""What GC waits for, as numbers, gathered when asked for; only the lowest barriers are named,
+"""Gauges of what GC waits for, computed when Prometheus asks; only the lowest barriers are named,
 to bound the labels.
 
 `pd_gc_…` are PD's names, so that PD's dashboards and alerts hold.
@@ -68,7 +68,7 @@ class SafePointCollector(Collector):
 
 
 def _safe_points(safe_points: dict[str, int]) -> Iterator[GaugeMetricFamily]:
-    """By PD's name, and as times: a TSO says nothing to a reader."""
+    """Safepoints under PD's metric name, and as Unix times, which people can read."""
     family = GaugeMetricFamily("pd_gc_gc_safepoint", "Timestamps GC goes by", labels=["type"])
     times = GaugeMetricFamily(
         "tidemark_gcsafepoint_timestamp_seconds",

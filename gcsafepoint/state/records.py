@@ -1,5 +1,5 @@
-"""How GC states lie in etcd: PD's keys and texts,
-so that PD's tools read them and PD itself can take over.
+"""The records of GC states in etcd: PD's keys and texts, so that PD's tools read them and PD itself
+can take over.
 
 `GcKeys` and `ScopeKeys` are the paths, PD's and TiDB's own; the `parse_…` functions read records,
 `write_operations` makes them of changes. A record that cannot be read raises SafePointRecordError:
@@ -69,8 +69,8 @@ class GcKeys:
 
     @property
     def global_barriers(self) -> bytes:
-        """What global barriers' keys start with; JSON: barrier_id, barrier_ts,
-        expiration_time (Unix s, 0: never).
+        """The prefix of global barriers' keys; JSON: barrier_id, barrier_ts, expiration_time (Unix
+        s, 0: never).
         """
         return self.prefix + b"global_gc_barriers/"
 
@@ -81,12 +81,12 @@ class GcKeys:
 
     @property
     def keyspaces(self) -> bytes:
-        """What keys about keyspaces start with."""
+        """The prefix of keys about keyspaces."""
         return self.prefix.removesuffix(b"gc/") + b"keyspaces/"
 
     @property
     def keyspace_metas(self) -> bytes:
-        """What the keys of keyspaces' own records (keyspacepb.KeyspaceMeta) start with."""
+        """The prefix of the keys of keyspaces' own records (keyspacepb.KeyspaceMeta)."""
         return self.keyspaces + b"meta/"
 
     @property
@@ -111,8 +111,8 @@ class GcKeys:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """From the last reading of the clock, at metadata revision `revision`,
-    to now on the new one: `seconds`.
+    """The time without a leader: `seconds` from the last reading of the clock, at metadata revision
+    `revision`, to now.
     """
 
     revision: int = 0
@@ -216,7 +216,7 @@ def parse_min_start_ts(pairs: Iterable[KeyValue], keys: ScopeKeys) -> dict[str, 
 
 
 def parse_outage(reading: KeyValue | None, now_s: float) -> Outage:
-    """How long nobody led. Raises: SafePointRecordError: the reading cannot be read."""
+    """The time without a leader. Raises: SafePointRecordError: the reading cannot be read."""
     try:
         return Outage.since(reading, now_s)
     except ValueError as err:
@@ -233,7 +233,8 @@ def parse_guard(pairs: Sequence[KeyValue], keys: GcKeys) -> tuple[int, int]:
 
 
 def write_operations(changes: StateChanges, keys: GcKeys) -> list[Op]:
-    """What makes `changes` durable, in an order in which every prefix is a state the rules hold of.
+    """The operations that make `changes` durable, in an order in which every prefix is a state that
+    keeps the rules.
 
     What is no longer needed goes first, what is needed comes next, and what it allows comes last.
     """
@@ -316,7 +317,9 @@ def _number(value: bytes, base: int = 10) -> int:
 
 
 def json_text(fields: Mapping[str, str | int]) -> bytes:
-    """As Go's `json.Marshal`: no blanks, UTF-8 as it is, and what HTML would misread escaped."""
+    """JSON as Go's `json.Marshal` writes it: no blanks, UTF-8 as it is, and HTML's special
+    characters escaped.
+    """
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).translate(_IN_JSON)
     return valid_text(text).encode()
 

@@ -121,7 +121,7 @@ class Barriers:
 
     @property
     def pending(self) -> int:
-        """How many barriers `take_changes` would return."""
+        """The number of barriers that `take_changes` would return."""
         return len(self._changes)
 
     def get(self, barrier_id: str) -> ServiceSafePoint | None:
@@ -175,7 +175,7 @@ class Barriers:
         }
 
     def take_changes(self) -> dict[str, ServiceSafePoint | None]:
-        """What was set or (None) removed since the last call."""
+        """The barriers set or (None) removed since the last call."""
         changes, self._changes = self._changes, {}
         return changes
 
@@ -188,7 +188,7 @@ class Barriers:
 
 @dataclass(slots=True)
 class Changes:
-    """What calls changed since the last look; a service of None was removed."""
+    """The changes since the last `take_changes`; a service of None was removed."""
 
     services: dict[str, ServiceSafePoint | None] = field(default_factory=dict)
     txn_safe_point: int | None = None
@@ -204,8 +204,8 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """What keeps t from a target: its timestamp, PD's text for it,
-    and the service id old calls are told.
+    """The lowest obstacle on the way of the txn safe point: its timestamp, PD's text for it, and
+    the service id that old calls are answered.
     """
 
     ts: int
@@ -215,7 +215,9 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What became of t; `blocker` is None when nothing lies below the target."""
+    """The outcome of moving the txn safe point; `blocker` is None when nothing lies below the
+    target.
+    """
 
     old: int
     new: int
@@ -308,14 +310,14 @@ class GcState:
         return self.barriers.remove(barrier_id)
 
     def minimum(self) -> ServiceSafePoint:
-        """What holds GC back most, `gc_worker` included; of equals the first by name."""
+        """The lowest service safe point, `gc_worker` included; of equals the first by name."""
         lowest = (self.barriers.lowest(), self.global_barriers.lowest())
         peers = [self.gc_worker, *(barrier for barrier in lowest if barrier is not None)]
         return min(peers, key=lambda service: (service.safe_point, service.service_id))
 
     def blocker(self, target: int) -> Blocker | None:
-        """What lies lowest below `target`; of equals a barrier before a TiDB server before a global
-        barrier.
+        """The lowest obstacle below `target`; of equals a barrier before a TiDB server before a
+        global barrier.
         """
         blocker: Blocker | None = None
         lowest = self.barriers.lowest()
@@ -371,14 +373,14 @@ class GcState:
             )
 
     def take_changes(self) -> Changes:
-        """What changed since the last call; global barriers have their own."""
+        """The changes since the last call; global barriers have their own."""
         changes, self._changes = self._changes, Changes()
         changes.services |= self.barriers.take_changes()
         return changes
 
     @property
     def pending(self) -> int:
-        """How many records `take_changes` would return."""
+        """The number of records that `take_changes` would return."""
         return len(self._changes) + self.barriers.pending
 
 

@@ -86,7 +86,9 @@ class GcStateManager:
         await self._stored.run()
 
     async def view(self) -> GcView:
-        """What holds GC back now; O(n log n) in the number of services, so not for hot paths."""
+        """Everything that holds GC back now; O(n log n) in the number of services, so not for hot
+        paths.
+        """
         return await self._stored.read(lambda states: gc_view(states, self.now_s()), NULL_KEYSPACE)
 
     async def gc_state(

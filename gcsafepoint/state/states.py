@@ -30,7 +30,7 @@ _LAST_ID = 0xFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class Keyspace:
-    """What the rules need of a keyspace's record."""
+    """The facts of a keyspace's record that the rules need."""
 
     id: int
     name: str
@@ -44,7 +44,7 @@ DEFAULT = Keyspace(0, "DEFAULT")
 
 @dataclass(frozen=True, slots=True)
 class StateChanges:
-    """What changed: by keyspace, and of the global barriers (None: removed)."""
+    """Changes by keyspace, and of the global barriers (None: removed)."""
 
     scopes: Mapping[int, Changes]
     global_barriers: Mapping[str, ServiceSafePoint | None]
@@ -126,7 +126,7 @@ class GcStates:
         return max(live, key=lambda item: item[0])
 
     def take_changes(self) -> StateChanges:
-        """What changed since the last call."""
+        """The changes since the last call."""
         changed = {scope: state.take_changes() for scope, state in self.scopes() if state.pending}
         return StateChanges(changed, self.global_barriers.take_changes())
 
@@ -189,7 +189,7 @@ class GcView:
 
 @dataclass(frozen=True, slots=True)
 class KeyspaceState:
-    """What GetGCState answers of one keyspace; barriers by id, expired ones included."""
+    """GetGCState's answer for one keyspace; barriers by id, expired ones included."""
 
     keyspace_id: int
     level_gc: bool

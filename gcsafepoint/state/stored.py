@@ -228,7 +228,7 @@ class StoredStates:
         return parse_outage(readings[0] if readings else None, self._clock())
 
     async def _write(self, states: GcStates, ops: list[Op]) -> bool:
-        """In as few transactions as they fit into; False: somebody else was first."""
+        """Write `ops` in as few transactions as they fit into; False: another writer was first."""
         if not ops:
             return True
         # Whatever interrupts the write, the next call reads what became of it.

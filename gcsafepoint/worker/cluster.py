@@ -1,5 +1,5 @@
-"""What the GC worker needs of a cluster: timestamps, safepoints, regions, locks, ranges;
-and a walk through its keys.
+"""The cluster as the GC worker needs it: timestamps, safepoints, regions, locks, ranges; and a walk
+through its keys.
 
 `Cluster` is the Protocol that `server.gc_worker.cluster` implements over PD and TiKV. Keys are raw;
 an empty end key is no end. Every call is one request, or a few, that either happened or raises.
@@ -75,7 +75,7 @@ class Cluster(Protocol):
         ...
 
     async def lowest_service(self) -> LowestService | None:
-        """Who holds GC back most, the worker itself left out; nothing moves.
+        """The service that holds GC back most, the worker itself left out; nothing moves.
 
         None if nobody does.
         """

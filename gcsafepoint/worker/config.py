@@ -110,7 +110,7 @@ UNBOUND: Final = Bounds(least_ms=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GCConfig:
-    """What an operator may set; the defaults are TiDB's."""
+    """The settings of GC that an operator may change; the defaults are TiDB's."""
 
     enable: bool = True
     """Whether rounds run at all."""
@@ -260,7 +260,7 @@ def parse_duration_ns(text: str) -> int:
 
 
 def format_duration_ns(ns: int) -> str:
-    """How Go prints a duration: "10m0s", "1.5s", "100ms", "0s"."""
+    """A duration as Go prints it: "10m0s", "1.5s", "100ms", "0s"."""
     if ns < 0:
         return "-" + format_duration_ns(-ns)
     if ns < _NS_OF_UNIT["s"]:

@@ -106,7 +106,7 @@ Report = Callable[[DeleteRange, TidemarkError | None], None]
 
 @dataclass(frozen=True, slots=True)
 class DueRanges:
-    """What the phase has to destroy: for the first time, and a second time a day later."""
+    """The ranges that the phase must destroy: for the first time, and again a day later."""
 
     first: list[DeleteRange]
     again: list[DeleteRange]
@@ -195,7 +195,7 @@ async def load(records: Records, prefix: str) -> list[DeleteRange]:
 
 
 async def load_due(records: Records, safe_point: int, now_ms: int) -> DueRanges:
-    """What is to be destroyed at `safe_point` and `now_ms`."""
+    """The ranges that are to be destroyed at `safe_point` and `now_ms`."""
     return DueRanges(
         due(await load(records, PENDING), safe_point),
         due_again(await load(records, DONE), now_ms),

@@ -48,7 +48,7 @@ class CentralGC:
         self._superseded = superseded
 
     async def plan(self, stores: Mapping[int, Sequence[KeyRange]], safe_point: int) -> "RangeWalk":
-        """What is left to do at `safe_point`, in order."""
+        """The ranges left to collect at `safe_point`, in order."""
         records = await self._records.read(DO_GC)
         broke_off = Position.from_json(records[DO_GC].value) if records else None
         return RangeWalk.plan(stores, broke_off, safe_point)
@@ -100,8 +100,8 @@ async def check_mode(cluster: Cluster, config: GCConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What is left at `safe_point` goes from `key` round to `until`;
-    the whole ring if the two are the same.
+    """The rest of a round at `safe_point`: from `key` round to `until`; the whole ring if the two
+    are the same.
     """
 
     safe_point: int
@@ -159,7 +159,7 @@ class RangeWalk:
 
     @property
     def position(self) -> Position:
-        """Where to go on: the first range in order that is not done."""
+        """The place to go on from: the first range in order that is not done."""
         left = self.store_ranges[self._first_left :]
         return Position(self.safe_point, left[0][1].start_key if left else self._until, self._until)
 

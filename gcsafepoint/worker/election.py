@@ -1,4 +1,5 @@
-"""Who is GC leader: the worker whose name stands in the record with a lease that has not run out.
+"""The election of the GC leader: the worker whose name stands in the record with a lease that has
+not run out.
 
 Every worker ticks; one that finds no leader, or a lease that ran out, writes itself in. Leases are
 counted on the coordinator's clock (TSO, see `CoordinatorClock`), so the workers' own clocks do not
@@ -57,7 +58,7 @@ async def write_fenced(records: Records, fence: Fence, changes: Mapping[str, str
 
 
 class Move(enum.Enum):
-    """What a worker does at a tick."""
+    """A worker's action at a tick."""
 
     CLAIM = "claim"
     RENEW = "renew"
@@ -95,8 +96,8 @@ async def _read_record(records: Records) -> Leader:
 
 
 def next_move(leader: Leader, me: str, now_ms: int) -> Move:
-    """What the worker `me` does at a tick, given what is recorded; a lease that cannot be read has
-    run out. One that holds is waited for though its leader's name was deleted: that leader may
+    """The action of the worker `me` at a tick, given what is recorded; a lease that cannot be read
+    has run out. One that holds is waited for though its leader's name was deleted: that leader may
     still lead.
     """
     try:
@@ -139,7 +140,7 @@ class Election:
 
     @property
     def fence(self) -> dict[str, int]:
-        """What a leader's writes must expect."""
+        """The comparison under which a leader writes."""
         return {LEADER_UUID: self._revision}
 
     def check(self) -> None:

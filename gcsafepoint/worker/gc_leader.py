@@ -82,7 +82,7 @@ class SettingsChangedError(ConflictError):
 
 
 class Stage(enum.StrEnum):
-    """What is timed, by the names TiDB gives it."""
+    """The timed stages of a round, by the names that TiDB gives them."""
 
     PREPARE = "prepare"
     RESOLVE_LOCKS = "resolve_locks"
@@ -148,7 +148,7 @@ class Listener(Protocol):
         ...
 
     def region_collected(self, err: TidemarkError | None) -> None:
-        """In mode central: a region dropped its old versions, or did not."""
+        """A region dropped its old versions, or did not (mode central)."""
         ...
 
     def round_ended(self, gc_round: Round) -> None:
@@ -162,7 +162,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What one worker knows: whether it leads, its rounds, and the coordinator's time."""
+    """One worker's state: whether it leads, its rounds, and the coordinator's time."""
 
     election: Election
     rounds: Rounds
@@ -410,7 +410,7 @@ class GCLeader:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a round begun now would do."""
+    """The work that a round begun now would do."""
 
     config: GCConfig
     safe_point: int

@@ -1,5 +1,5 @@
-"""What outlives a worker, in the metadata store: variables, leader, safepoint,
-ranges to destroy, rounds.
+"""The records that outlive a worker, in the metadata store: variables, leader, safepoint, ranges to
+destroy, rounds.
 
 Keys below `/tidemark/default/gc/`: the variables of mysql.tidb by their names;
 `gc.max-write-bytes-per-sec` in plain bytes, which stores watch; `leader_addr`; `safe_point_ts` and
@@ -173,7 +173,7 @@ async def oldest_running(records: Records) -> tuple[int, str] | None:
 
 
 def round_key(gc_round: Round) -> str:
-    """Where the round is recorded; keys sort by start."""
+    """The key of a round's record; keys sort by start."""
     return f"{ROUNDS}{gc_round.id:020d}"
 
 

@@ -31,7 +31,7 @@ class GCRunningError(ConflictError):
 
 
 class Phase(enum.IntEnum):
-    """Where a round is, in order."""
+    """The phases of a round, in order."""
 
     PREPARE = 0
     RESOLVE_LOCKS = 1
@@ -87,8 +87,8 @@ class Round:
     error: str = ""
 
     def eta_ms(self, now_ms: int) -> int | None:
-        """How long the current phase will still take if it goes on as it went;
-        None if that cannot be told.
+        """The time that the current phase still takes at its present rate; None if that is not
+        known.
         """
         if self.phase is Phase.ENDED or not self.done:
             return None
@@ -222,7 +222,9 @@ def target_safe_point(
 
 
 def limited_by_service(target: SafePointBound, service_min: int, service_id: str) -> SafePointBound:
-    """What remains of `target` after the minimum over all services, which is `service_id`'s."""
+    """The bound that remains of `target` after the minimum over all services, which is
+    `service_id`'s.
+    """
     return (
         SafePointBound(service_min, f"the service {service_id}")
         if service_min < target.ts

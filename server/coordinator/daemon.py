@@ -148,7 +148,7 @@ async def open_coordinator(
 
 
 class _Coordinator:
-    """What all terms share: the listener, the members, the holder of the current term."""
+    """The parts that outlive a term: the listener, the members, the holder of the current term."""
 
     def __init__(
         self,

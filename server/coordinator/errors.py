@@ -1,4 +1,4 @@
-"""What the coordinator refuses, and with which of PD's words."""
+"""The errors with which the coordinator refuses requests, in PD's words."""
 
 from typing import Any
 

@@ -186,7 +186,7 @@ class GcV2Service:
     async def GetGCSafePointV2(
         self, request: pdpb_pb2.GetGCSafePointV2Request
     ) -> pdpb_pb2.GetGCSafePointV2Response:
-        """What stores collect up to in the keyspace."""
+        """The safepoint up to which stores collect the keyspace's history."""
         safe_point = await self._safe_points.keyspace_gc_safe_point(request.keyspace_id)
         return pdpb_pb2.GetGCSafePointV2Response(safe_point=safe_point)
 
@@ -203,7 +203,9 @@ class GcV2Service:
     async def UpdateServiceSafePointV2(
         self, request: pdpb_pb2.UpdateServiceSafePointV2Request
     ) -> pdpb_pb2.UpdateServiceSafePointV2Response:
-        """As UpdateServiceGCSafePoint, in one keyspace."""
+        """Set a service's safepoint in one keyspace, as UpdateServiceGCSafePoint does for all of
+        them.
+        """
         service_id = checked_id(request.service_id)
         update = ServiceUpdate(service_id, request.ttl, request.safe_point, request.keyspace_id)
         (outcome,) = await self._safe_points.update_services([update])
@@ -218,7 +220,7 @@ class GcV2Service:
     async def GetAllGCSafePointV2(
         self, _request: pdpb_pb2.GetAllGCSafePointV2Request
     ) -> pdpb_pb2.GetAllGCSafePointV2Response:
-        """Of all keyspaces but the null one."""
+        """The safepoints of all keyspaces but the null one."""
         states, _ = await self._safe_points.all_gc_states(with_barriers=False)
         points = [
             pdpb_pb2.GCSafePointV2(keyspace_id=state.keyspace_id, gc_safe_point=state.gc_safe_point)

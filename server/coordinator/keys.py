@@ -103,8 +103,8 @@ def check_request(request: Any) -> None:
 
 
 def check_bytes(method: str, request: bytes) -> None:
-    """As `check_request`, of a request that is passed on as it came;
-    what is no message is left to etcd.
+    """Check a serialized request as `check_request` does; bytes that are no message are left to
+    etcd.
 
     Raises:
         OwnKeysError: it would write one of our keys.

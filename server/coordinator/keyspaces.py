@@ -20,7 +20,7 @@ _GC_OF_ITS_OWN = ("gc_management_type", "keyspace_level")
 
 
 def keyspace_of(record: bytes) -> Keyspace:
-    """What GC needs to know of a stored KeyspaceMeta. Raises: ValueError: it is none."""
+    """The facts of a stored KeyspaceMeta that GC needs. Raises: ValueError: it is none."""
     try:
         meta = keyspacepb_pb2.KeyspaceMeta.FromString(record)
     except DecodeError as err:
@@ -58,7 +58,7 @@ class KeyspaceService:
     async def GetAllKeyspaces(
         self, request: keyspacepb_pb2.GetAllKeyspacesRequest
     ) -> keyspacepb_pb2.GetAllKeyspacesResponse:
-        """By id from `start_id`, at most `limit` (0: all)."""
+        """All keyspaces by id from `start_id`, at most `limit` (0: all)."""
         metas = [meta for meta in await self._metas() if meta.id >= request.start_id]
         return keyspacepb_pb2.GetAllKeyspacesResponse(keyspaces=metas[: request.limit or None])
 

@@ -77,7 +77,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a term reads from the metadata."""
+    """The state that a term reads from the metadata."""
 
     metadata: FencedMetadata
     cluster: Cluster

@@ -66,7 +66,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Needed(enum.Enum):
-    """What must come before more timestamps."""
+    """The step that is needed before more timestamps can be handed out."""
 
     LIMIT = "a greater limit"
     MILLISECOND = "the next millisecond"
@@ -385,13 +385,13 @@ class ClusterTsService:
     async def GetDCLocationInfo(
         self, _request: pdpb_pb2.GetDCLocationInfoRequest, _context: Any
     ) -> pdpb_pb2.GetDCLocationInfoResponse:
-        """Nothing: timestamps of single data centres are no longer handed out, by PD neither."""
+        """Answers an empty message: like PD today, we have no timestamps of single data centres."""
         return pdpb_pb2.GetDCLocationInfoResponse(header=self._headers.ok)
 
     async def SyncMaxTS(
         self, _request: pdpb_pb2.SyncMaxTSRequest, _context: Any
     ) -> pdpb_pb2.SyncMaxTSResponse:
-        """Nothing, as `GetDCLocationInfo`."""
+        """Answers an empty message, as `GetDCLocationInfo`."""
         return pdpb_pb2.SyncMaxTSResponse(header=self._headers.ok)
 
     async def _external(self) -> int:

@@ -88,7 +88,7 @@ class GCWorkerConfig:
         return self
 
     def bounds(self) -> Bounds:
-        """What life time and run interval may be; raises ConfigError."""
+        """The bounds of life time and run interval; raises ConfigError."""
         try:
             least_ms = parse_duration_ns(self.min_gc_time) // 10**6
         except DurationError as err:

@@ -130,7 +130,7 @@ class GCService:
     async def ListDeleteRanges(
         self, _request: gc_pb2.ListDeleteRangesRequest, _context: Any
     ) -> gc_pb2.ListDeleteRangesResponse:
-        """What waits to be destroyed, and what was within the last day."""
+        """List the ranges that wait to be destroyed, and those that were within the last day."""
         return gc_pb2.ListDeleteRangesResponse(
             ranges=[listed_message(listed) for listed in await list_ranges(self._records)]
         )

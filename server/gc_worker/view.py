@@ -65,7 +65,7 @@ class ListedRange:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What GetGCStatus and `tidemark cli gc status` show."""
+    """The answer of GetGCStatus, which `tidemark cli gc status` shows."""
 
     leader: Leader | None
     last_run_time: str
@@ -75,12 +75,12 @@ class Overview:
 
     @property
     def pending_ranges(self) -> int:
-        """How many were not destroyed yet."""
+        """The number of ranges that were not destroyed yet."""
         return sum(not listed.delete_range.done_ms for listed in self.ranges)
 
     @property
     def failed_ranges(self) -> int:
-        """How many could not be destroyed at the last attempt."""
+        """The number of ranges that could not be destroyed at the last attempt."""
         return sum(bool(listed.delete_range.error) for listed in self.ranges)
 
 
@@ -132,7 +132,7 @@ def config_message(config: GCConfig) -> gc_pb2.GCConfig:
 
 
 def leader_message(leader: Leader, me: str) -> gc_pb2.GCLeader:
-    """Who leads, as `me` sees it."""
+    """The leader as a message; `me` is the worker that answers."""
     return gc_pb2.GCLeader(
         uuid=leader.uuid,
         desc=leader.desc,
@@ -189,7 +189,7 @@ def listed_message(listed: ListedRange) -> gc_pb2.DeleteRange:
 
 
 def plan_message(plan: Plan) -> gc_pb2.GCPlan:
-    """What a round would do."""
+    """The work that a round would do, as a message."""
     return gc_pb2.GCPlan(
         safe_point=plan.safe_point,
         saved_safe_point=plan.saved,

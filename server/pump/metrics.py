@@ -1,4 +1,4 @@
-"""What the pump counts, and gauges read from its storage when Prometheus asks."""
+"""The pump's counters, and gauges read from its storage when Prometheus asks."""
 
 import time
 from typing import Protocol

@@ -306,8 +306,8 @@ async def drainers_behind(meta: Meta, ts: int) -> list[str]:
 
 
 async def slowest_drainer(meta: Meta) -> tuple[int, str]:
-    """How far the registered drainers have all come, and who is the slowest;
-    MAX_TS when there is none.
+    """The timestamp that all registered drainers have reached, and the slowest of them; MAX_TS when
+    there is none.
 
     Raises:
         TidemarkError: the coordinator does not answer.

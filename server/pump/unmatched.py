@@ -43,7 +43,7 @@ class OutcomeUnknownError(UnavailableError):
 
 
 class Coordinator(Protocol):
-    """What is asked of the coordinator: `PdClient`."""
+    """The coordinator's answers that this needs: `PdClient`."""
 
     async def tso(self, count: int = 1) -> int:
         """A new timestamp."""
@@ -55,8 +55,8 @@ class Coordinator(Protocol):
 
 
 def outcome_of(info: kvrpcpb.MvccInfo, start_ts: int) -> int | None:
-    """What a primary key's records say of the transaction: its commit_ts, 0 if rolled back,
-    None if nothing.
+    """The outcome that a primary key's records show: the transaction's commit_ts, 0 if it was
+    rolled back, None if unknown.
     """
     for write in info.writes:
         if write.start_ts == start_ts:

@@ -1,4 +1,4 @@
-"""What a pump does by itself: heartbeat binlogs when nobody writes, GC of what is older than the
+"""The pump's background tasks: heartbeat binlogs when nobody writes, GC of what is older than the
 retention, a look at the index, at the age of segments and at the space left on disk.
 """
 

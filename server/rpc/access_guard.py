@@ -61,7 +61,7 @@ _REFUSALS_LOGGED: Final = 256
 
 
 def right_of(method: MethodDescriptor, request: Any = None) -> Right:
-    """What a call needs; a method that nobody has thought of needs most."""
+    """The right that a call needs; a method without a rule of its own needs the highest one."""
     if method.containing_service.name in _INTERNAL:
         return Right.ADMIN
     if method.name in _OF_CLUSTER:
@@ -81,7 +81,7 @@ def _discards(resume: Any) -> bool:
 
 
 def client_of(access: Access, context: Any) -> Client:
-    """Who makes the call of a gRPC context.
+    """The client that makes the call of a gRPC context.
 
     Raises:
         UnauthenticatedError: nobody who is known.
@@ -141,7 +141,7 @@ class _Guarded:
         return stream
 
     def _checked(self, method: MethodDescriptor, request: Any, context: Any) -> Client:
-        """Who makes the call; a refusal is in the log.
+        """The client that makes the call; a refusal is logged.
 
         Raises:
             UnauthenticatedError, ForbiddenError: it is refused.
@@ -186,7 +186,9 @@ def _only_seen(method: str, answer: Any, client: Client) -> Any:
 
 
 class HttpContext:
-    """Of a call that came by HTTP, with the client's header and the names in its certificate."""
+    """The gRPC context of a call that came by HTTP: the client's header and the names in its
+    certificate.
+    """
 
     def __init__(
         self, authorization: str = "", common_names: Sequence[bytes] = (), peer: str = ""
@@ -200,11 +202,11 @@ class HttpContext:
         return self._metadata
 
     def peer(self) -> str:
-        """Where the HTTP request came from, as gRPC writes it."""
+        """The address that the HTTP request came from, as gRPC writes it."""
         return self._peer
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """As gRPC has it."""
+        """The certificate's names, in the form of gRPC's `auth_context`."""
         return {"x509_common_name": self._common_names} if self._common_names else {}
 
 

@@ -1,5 +1,5 @@
-"""Who may call a daemon, and what: clients with roles, of a TOML file that is read again when it
-changes (docs/security.md, *Roles*).
+"""The clients of a daemon and their rights: clients with roles, from a TOML file that is read again
+when it changes (docs/security.md, *Roles*).
 
     [[client]]
     name = "dashboard"
@@ -51,7 +51,7 @@ _KEYS: Final = ("name", "role", "token-sha256", "common-name", "changefeeds", "e
 
 
 class Right(Enum):
-    """What a call needs."""
+    """The rights that calls need, from the least to the highest."""
 
     SEE = "see"
     """States and positions: no rows."""
@@ -154,7 +154,7 @@ class Access(Protocol):
     """Tells clients by what they bring."""
 
     def client(self, tokens: Sequence[bytes], names: Iterable[bytes] = ()) -> Client:
-        """Who brings these tokens, over a connection whose certificate has these common names.
+        """The client with these tokens, over a connection whose certificate has these common names.
 
         Raises:
             UnauthenticatedError: nobody who is known.
@@ -227,7 +227,7 @@ def opened(path: str) -> Access:
 
 
 def digest(token: bytes) -> str:
-    """What the file has of a token."""
+    """The SHA-256 of a token, as the file has it."""
     return hashlib.sha256(token).hexdigest()
 
 
@@ -239,7 +239,7 @@ class Clients:
     by_name: Mapping[bytes, Client]
 
     def of_tokens(self, tokens: Sequence[bytes]) -> Client:
-        """Who has these tokens; raises UnauthenticatedError."""
+        """The client that has these tokens; raises UnauthenticatedError."""
         clients = {self.by_digest.get(digest(token)) for token in tokens}
         if len(clients) == 1 and (client := clients.pop()) is not None:
             return client
@@ -338,7 +338,7 @@ def _client(entry: Mapping[str, Any]) -> Client:
 
 
 def _faults(entry: Any) -> list[str]:
-    """What is wrong with one [[client]]; the digest of a token is no secret, yet is not shown."""
+    """The faults of one [[client]]; no digest of a token is shown, though it is no secret."""
     if not isinstance(entry, dict):
         return ["it is no table"]
     faults = [f"{key!r} is none of {', '.join(_KEYS)}" for key in entry if key not in _KEYS]

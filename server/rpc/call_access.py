@@ -1,5 +1,5 @@
-"""Who may make which call on a port of PD's, TiKV's, etcd's or Pump's protocol: the listener asks,
-for gRPC and HTTP alike, before the call reaches anybody.
+"""Rights on the ports of PD's, TiKV's, etcd's and Pump's protocol: the listener checks a call,
+gRPC's or HTTP's, before any handler gets it.
 
 A method has a right by its name alone, and one that nobody has thought of needs most of these
 protocols. TiDB, TiKV, TiCDC, BR and the daemons of a cluster bring no tokens: their certificates'
@@ -80,7 +80,7 @@ def check_provable(access_file: str, security: SecurityConfig) -> None:
 
 
 def right_of_call(path: str) -> Right | None:
-    """What a call of `/package.Service/Method` needs; None: it is not asked for here."""
+    """The right that a call of `/package.Service/Method` needs; None: it needs none here."""
     if path.startswith(_ELSEWHERE):
         return None
     service, _, method = path.removeprefix("/").rpartition("/")

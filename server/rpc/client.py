@@ -196,8 +196,8 @@ async def _described(address: str, answer: bytes | None, *, with_tls: bool) -> s
 
 
 async def _first_bytes(address: str, tls: ssl.SSLContext | None) -> bytes | None:
-    """What the peer says to the beginning of HTTP/2; None if it says nothing,
-    empty if it closes the connection.
+    """The peer's answer to the beginning of HTTP/2; None if there is none in time, empty if it
+    closes the connection.
     """
     host, _, port = address.rpartition("//")[2].rpartition(":")
     async with asyncio.timeout(_ANSWER_S):

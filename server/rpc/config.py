@@ -1,4 +1,4 @@
-"""How a process serves gRPC: its settings, and what one listener takes on at once.
+"""The settings by which a process serves gRPC, and the limits of one listener.
 
 The engine is gRPC's own (`grpcio`), or the one of this house (`native`, `server.rpc.http2`). If it
 is `auto`, each listener has the engine that suits it: native where calls are many and small and the
@@ -43,7 +43,7 @@ _SHARED_CALLS = _SHARED_CONNECTIONS = 128
 
 
 class Engine(Enum):
-    """What speaks HTTP/2."""
+    """The implementation of HTTP/2 that serves a listener."""
 
     GRPCIO = "grpcio"
     NATIVE = "native"
@@ -153,8 +153,8 @@ class Limits:
 
     @property
     def buffered_bytes(self) -> int:
-        """Of answers that wait for clients and received bytes that wait for their turn;
-        the native engine only.
+        """The bytes of answers that wait for clients and of received messages that wait for their
+        turn, over all connections; the native engine only.
 
         Of all connections: those that have the most are closed.
         """
@@ -162,8 +162,8 @@ class Limits:
 
     @property
     def streams(self) -> int:
-        """Of one connection, with grpcio: half of all calls,
-        so that no connection alone uses them up.
+        """The streams of one connection, with grpcio: half of all calls, so that no connection
+        alone uses them up.
         """
         return self.calls // 2 if self.calls >= _SHARED_CALLS else 2 * self.calls
 
@@ -174,7 +174,7 @@ class Limits:
 
     @property
     def spare_files(self) -> int:
-        """What of the files that the process may open is for connections."""
+        """The files that the process may open for connections."""
         return _open_files() // 2
 
     @property
@@ -189,13 +189,11 @@ class Limits:
 
     @property
     def held_bytes(self) -> int:
-        """Of requests that are not complete yet, or not read, of all calls;
-        the native engine only.
-        """
+        """The bytes of all requests that are not complete, or not read; the native engine only."""
         return max(_LEAST_HELD_BYTES, 4 * self.message_bytes)
 
     def options(self) -> list[tuple[str, int]]:
-        """As gRPC wants them told."""
+        """The limits as options of a gRPC server."""
         return [
             ("grpc.max_receive_message_length", self.message_bytes),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -54,8 +54,8 @@ class Accepted:
 
 
 def allowed_each(counts: Sequence[int], most: int, share: int) -> int:
-    """How many connections each address may keep so that all together have at most `most`,
-    and none above `share`.
+    """The number of connections that each address may keep, so that all together have at most
+    `most`, and none has more than `share`.
 
     It is the same number for all: those with few keep all of theirs, and those with the most lose
     the same.

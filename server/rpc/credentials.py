@@ -175,7 +175,7 @@ class ListenerTls:
         self._files = reloaded_files(security, self._read)
 
     def context(self) -> ssl.SSLContext:
-        """What a connection that begins now uses."""
+        """The context for connections that begin now."""
         return self._files.current()
 
     def offer(self, *protocols: str) -> None:
@@ -239,7 +239,7 @@ def grpcio_credentials(security: SecurityConfig) -> grpc.ServerCredentials | Non
 
 
 def server_certificate(security: SecurityConfig) -> grpc.ServerCertificateConfiguration:
-    """What a listener of gRPC's own engine shows and demands.
+    """The certificate that a listener of gRPC's own engine shows, and the CA it demands of clients.
 
     Raises:
         CredentialsError: a file cannot be used.
@@ -253,7 +253,7 @@ def server_certificate(security: SecurityConfig) -> grpc.ServerCertificateConfig
 
 
 def reloaded_files(security: SecurityConfig, make: Callable[[], T]) -> Reloaded[T]:
-    """What `make` makes of the TLS files, made anew when they change; raises what `make` raises."""
+    """The result of `make`, made again when the TLS files change; raises what `make` raises."""
     paths = [security.cert_path, security.key_path, security.ca_path]
     return Reloaded(paths, make, _CERTIFICATE_RELOADS, "the TLS certificate")
 

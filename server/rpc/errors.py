@@ -48,7 +48,7 @@ class StatusError(TidemarkError):
 
 
 def unknown(method: str) -> str:
-    """What gRPC says of a method, `/package.Service/Method`, that nobody serves."""
+    """The error that gRPC gives for a method, `/package.Service/Method`, that no service has."""
     service, _, name = method.removeprefix("/").rpartition("/")
     return f"unknown method {name} for service {service}"
 
@@ -69,8 +69,8 @@ def error_of_peer(err: grpc.RpcError | Any) -> TidemarkError | None:
 
 
 def passed_on(err: grpc.RpcError | Any) -> TidemarkError:
-    """What to answer a client whose call a peer has answered with `err`: the same status and text,
-    and the error's own code where the peer is one of ours.
+    """The error for a client whose call was passed on to a peer that answered `err`: the same
+    status and text, and the error's own code where the peer is a daemon of ours.
     """
     error = error_of_peer(err)
     if error is not None and status_of(error)[0] is err.code():

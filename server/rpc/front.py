@@ -67,7 +67,7 @@ class ClosedError(StatusError):
 
 
 class Waiter(Protocol):
-    """Whoever waits for one answer, as an `asyncio.Future` does."""
+    """Waits for one answer, as an `asyncio.Future` does."""
 
     def done(self) -> bool:
         """Whether it has stopped waiting; its request is dropped then."""
@@ -83,7 +83,7 @@ class Messages(list[bytes]):
 
 
 class CallQueue(Protocol):
-    """Where a method's calls wait: its `Route`, or a queue that its service has anyway."""
+    """A queue of a method's calls: its `Route`, or a queue that its service has anyway."""
 
     def put(self, request: bytes, waiter: Waiter, /) -> None:
         """Queue one request, whatever its bytes are; `waiter` is answered later, or at once."""

@@ -175,8 +175,8 @@ def wants_http1(data: bytes) -> bool | None:
 
 
 def offered_protocols(data: bytes) -> Sequence[bytes] | None:
-    """What a TLS ClientHello offers by ALPN (RFC 8446 §4.1.2, RFC 7301 §3.1);
-    None if it takes more bytes to tell.
+    """The protocols that a TLS ClientHello offers by ALPN (RFC 8446 §4.1.2, RFC 7301 §3.1); None if
+    more bytes are needed.
 
     What is no ClientHello, or one that is spread over several records, is left to gRPC as if it
     offered `h2`.
@@ -238,7 +238,7 @@ async def _copy(
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """What came; nothing when the sender has ended the connection, in whatever way."""
+    """The received bytes; empty when the sender has ended the connection, in whatever way."""
     try:
         return await reader.read(_COPY_BYTES)
     except OSError:

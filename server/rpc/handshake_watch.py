@@ -1,5 +1,5 @@
-"""What the records of a TLS connection tell of its handshake, to one who passes them on and has no
-keys: that it failed, and why, as far as can be seen.
+"""Reads the records of a TLS connection that is passed on without its keys, to see that a handshake
+failed and, as far as possible, why.
 
 gRPC's own engine ends a connection whose handshake fails, and says nothing, neither to us nor, by
 an alert, to the client. But the records' types and sizes are in clear (RFC 8446 §5, RFC 5246 §6):

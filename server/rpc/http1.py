@@ -56,7 +56,7 @@ def begins_like_http1(data: bytes) -> bool | None:
 
 
 class Http1Front:
-    """What all HTTP/1.1 connections of a listener share."""
+    """State that all HTTP/1.1 connections of a listener share."""
 
     def __init__(
         self,

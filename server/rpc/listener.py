@@ -125,8 +125,8 @@ def peer_text(peer: object) -> str:
 
 
 def client_address(peer: object) -> str:
-    """What connections of `peer`, a socket's peer name, are counted by;
-    empty for a Unix socket's.
+    """The key by which connections of `peer`, a socket's peer name, are counted; empty for a Unix
+    socket's.
     """
     if not isinstance(peer, tuple):
         return ""

@@ -1,5 +1,5 @@
-"""What becomes of a lock whose owner may be dead: ask its primary,
-then commit or roll back what it left.
+"""Resolves the locks of transactions whose client may be dead: asks the primary, then commits or
+rolls back what the transaction left.
 
 The primary decides alone, except for async commit, where the transaction is committed once every
 secondary is locked. Source: Percolator (Peng and Dabek, OSDI 2010) §2.2; TiKV's async commit
@@ -26,7 +26,7 @@ class LockRemainsError(ConflictError):
 
 
 class TsoClient(Protocol):
-    """Who hands out timestamps: `PdClient`."""
+    """Hands out timestamps: `PdClient`."""
 
     async def tso(self, count: int = 1) -> int:
         """A new timestamp."""

@@ -88,8 +88,8 @@ class TsoUnavailableError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class RegionRoute:
-    """Where a region is served; bounds in `region` are memcomparable-encoded,
-    `end_key == b""` means no end.
+    """The store that serves a region; bounds in `region` are memcomparable-encoded, `end_key ==
+    b""` means no end.
     """
 
     region: metapb_pb2.Region
@@ -303,7 +303,9 @@ class PdClient:
         return answer
 
     async def leader_address(self) -> str:
-        """Where the leader listens now: for its services that this client does not speak."""
+        """The address of the present leader, for those of its services that this client does not
+        speak.
+        """
         return await self._repeat(lambda _: self._members.address())
 
     async def _call(self, method: str, request: Any) -> Any:

@@ -43,7 +43,7 @@ class Recheck:
             self._timer.cancel()
 
     async def wait(self, work: Awaitable[T]) -> T:
-        """What `work` gives; one work at a time.
+        """Await `work`; one at a time.
 
         Raises:
             StatusError: the refusal; and what `work` raises.
@@ -81,7 +81,7 @@ class Recheck:
 
 
 async def while_allowed(work: Awaitable[T], check: Callable[[], object]) -> T:
-    """What `work` gives; `check` is called every `RECHECK_S`, and its refusal ends the work.
+    """Await `work`; `check` is called every `RECHECK_S`, and its refusal ends the work.
 
     Raises:
         StatusError: the refusal; and what `work` raises.

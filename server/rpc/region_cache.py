@@ -30,7 +30,9 @@ def nearer(left: bytes, right: bytes) -> bytes:
 
 
 def after(route: RegionRoute, end_key: bytes) -> bytes | None:
-    """Where the range that ends at `end_key` goes on behind the region; None if it does not."""
+    """The key from which the range that ends at `end_key` goes on behind the region; None if it
+    ends within it.
+    """
     upper = region_end(route)
     return None if not upper or (end_key and upper >= end_key) else upper
 

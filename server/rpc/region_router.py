@@ -71,7 +71,7 @@ class StoreRefusedError(InvalidError):
 
 
 class Placement(Protocol):
-    """Who knows where regions are: `PdClient`."""
+    """Knows where regions are: `PdClient`."""
 
     async def region(self, key: bytes) -> RegionRoute:
         """The region of the encoded `key`."""

@@ -1,4 +1,4 @@
-"""What is made of files, made anew when they have changed."""
+"""Values made from files, and made again when the files have changed."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Reloaded(Generic[T]):
-    """What `make` makes of files; for any thread.
+    """The latest value of `make`, which reads files; for any thread.
 
     Files that cannot be used, such as half-written ones, change nothing: the log says so, and what
     was made before stays. `reloads` counts by outcome, `ok` or `failed`; `what` names the files in

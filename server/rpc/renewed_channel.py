@@ -83,20 +83,22 @@ class _Method(Generic[C]):
         return call
 
     def future(self, *args: Any, **kwargs: Any) -> Any:
-        """As the method of the blocking API."""
+        """Call without waiting, as gRPC's `UnaryUnaryMultiCallable.future`."""
         channel, method = self._of_newest()
         call = method.future(*args, **kwargs)
         self._newest.keep(call, channel)
         return call
 
     def with_call(self, *args: Any, **kwargs: Any) -> Any:
-        """As the method of the blocking API."""
+        """Call and return the call beside its answer, as gRPC's
+        `UnaryUnaryMultiCallable.with_call`.
+        """
         _channel, method = self._of_newest()  # referred to until the answer is here
         return method.with_call(*args, **kwargs)
 
 
 class _Renewed(Generic[C]):
-    """What both kinds of channels have: methods whose calls take the newest channel."""
+    """The methods of both kinds of channels; each call takes the newest channel."""
 
     def __init__(
         self,
@@ -106,19 +108,19 @@ class _Renewed(Generic[C]):
         self._newest = _Newest(files, make)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC's."""
+        """As `grpc.Channel.unary_unary`."""
         return _Method(self._newest, lambda channel: channel.unary_unary(*args, **kwargs))
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC's."""
+        """As `grpc.Channel.unary_stream`."""
         return _Method(self._newest, lambda channel: channel.unary_stream(*args, **kwargs))
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC's."""
+        """As `grpc.Channel.stream_unary`."""
         return _Method(self._newest, lambda channel: channel.stream_unary(*args, **kwargs))
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As gRPC's."""
+        """As `grpc.Channel.stream_stream`."""
         return _Method(self._newest, lambda channel: channel.stream_stream(*args, **kwargs))
 
 
@@ -136,15 +138,15 @@ class RenewedChannel(_Renewed[grpc.aio.Channel], grpc.aio.Channel):
         await asyncio.gather(*(channel.close(grace) for channel in self._newest.all()))
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002 - gRPC's signature
-        """Of the newest channel."""
+        """The state of the newest channel."""
         return self._newest.channel().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Of the newest channel."""
+        """Wait until the newest channel has another state."""
         await self._newest.channel().wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """Of the newest channel."""
+        """Wait until the newest channel is ready."""
         await self._newest.channel().channel_ready()
 
 
@@ -156,11 +158,11 @@ class RenewedBlockingChannel(_Renewed[grpc.Channel], grpc.Channel):
         callback: Callable[[grpc.ChannelConnectivity], None],
         try_to_connect: bool | None = False,  # noqa: FBT001, FBT002 - gRPC's signature
     ) -> None:
-        """Of the newest channel."""
+        """Subscribe to the states of the newest channel."""
         self._newest.channel().subscribe(callback, bool(try_to_connect))
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """Of every channel."""
+        """Unsubscribe from every channel."""
         for channel in self._newest.all():
             channel.unsubscribe(callback)
 

@@ -54,7 +54,7 @@ class PortInUseError(UnavailableError):
 
 
 class _Server(Protocol):
-    """What an engine does."""
+    """A gRPC server of either engine."""
 
     def serve_http1(self, front: Http1Front) -> None: ...
 

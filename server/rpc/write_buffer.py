@@ -1,6 +1,4 @@
-"""What a transaction has written and not yet committed;
-its own reads see it before the store's values. Pure.
-"""
+"""A transaction's uncommitted writes; its own reads see them before the store's values. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -39,7 +37,7 @@ class WriteBuffer:
             self._mutations.setdefault(key, kvrpcpb.Mutation(op=kvrpcpb.Lock, key=key))
 
     def value(self, key: bytes) -> bytes | None:
-        """What a read gives of a key that was written: its value, or None if it was deleted."""
+        """The value that a read gives of a key in the buffer; None if it was deleted."""
         mutation = self._mutations[key]
         return mutation.value if mutation.op in (kvrpcpb.Put, kvrpcpb.Insert) else None
 

@@ -1,5 +1,5 @@
-"""What operators ask of a store: debugpb.Debug (TiKV's) changes settings while it runs,
-tidemarkpb.v1.StoreService knows regions.
+"""The services for operators: debugpb.Debug (TiKV's) changes settings while the store runs,
+tidemarkpb.v1.StoreService shows and moves regions.
 
 `OnlineConfig` keeps what was set, under TiKV's names; it goes before the flags. `tikv-ctl
 modify-tikv-config -m server -n gc.max_write_bytes_per_sec -v 10MB` does it, as does grpcurl on

@@ -172,7 +172,9 @@ def _server(
 
 @dataclass(frozen=True, slots=True)
 class _Threads:
-    """Who may block: each in a pool of its own, so that none waits for another's disk."""
+    """The thread pools: one for each kind of work that may block, so that none waits for another's
+    disk.
+    """
 
     writer: ThreadPoolExecutor
     readers: ThreadPoolExecutor
@@ -182,7 +184,7 @@ class _Threads:
 
 @dataclass(frozen=True, slots=True)
 class _Foundation:
-    """What is there before any of the store's own objects."""
+    """The parts that exist before any of the store's own objects."""
 
     kv: Database
     pd: PdClient

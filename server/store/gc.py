@@ -46,8 +46,8 @@ _COMPACT_SLICES = 128
 
 @dataclass(slots=True)
 class CollectorParts:
-    """What the collector works with; `scanners` has a thread of its own,
-    so that a compaction holds up nobody.
+    """The parts of the store that the collector uses; `scanners` has a thread of its own, so that a
+    compaction holds up nobody.
     """
 
     kv: KV

@@ -1,5 +1,5 @@
-"""Who this store is: its cluster, its id and its regions,
-kept in its own database from before it first speaks.
+"""The store's identity: its cluster, its id and its regions, kept in its own database from before
+its first call.
 
 A store that finds no cluster makes its first regions, and is a founder until the coordinator has
 taken them (Bootstrap). Of two founders one loses. It must never serve the regions that it made:
@@ -119,7 +119,7 @@ def founded(draft: Draft) -> None:
 
 
 async def _has_lost(pd: PdClient, store_id: int) -> bool:
-    """Whether another store has founded the cluster: it is there, and does not know this one."""
+    """Whether another store has founded the cluster, which does not know this one."""
     if not await pd.is_bootstrapped():
         return False
     return all(store.id != store_id for store in await pd.stores())

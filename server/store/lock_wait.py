@@ -59,7 +59,7 @@ class LockWaits:
         return await self.outlast(answer) if isinstance(answer, Wait) else answer
 
     def enlist(self, request: Request, answer: Response) -> Wait | Response:
-        """What to do about a first answer: hand it to the client, or await `outlast`."""
+        """The first answer if it is for the client; else a `Wait`, to be passed to `outlast`."""
         return self._enlist(request, answer, self._deadline(request))
 
     async def outlast(self, wait: Wait) -> Response:

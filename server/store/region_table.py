@@ -85,11 +85,11 @@ class RegionGate:
         return region
 
     def current(self, region: Region) -> errorpb.EpochNotMatch:
-        """What a client with an old map of `region` should learn."""
+        """The present regions around `region`, for a client with an old map of it."""
         return self.changed_to(self.regions.around(region))
 
     def changed_to(self, regions: Iterable[Region]) -> errorpb.EpochNotMatch:
-        """What a client should learn whose region became these."""
+        """The answer for a client whose region became these."""
         return errorpb.EpochNotMatch(
             current_regions=[region_message(region, self.store_id) for region in regions]
         )

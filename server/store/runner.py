@@ -103,7 +103,7 @@ def entry_fault(size: int, region_id: int) -> errorpb.Error | None:
 
 
 class TimestampCheck:
-    """How far timestamps may go."""
+    """Refuses timestamps too far ahead of the oracle."""
 
     def __init__(self, clock: Callable[[], Awaitable[int]], now_ts: int) -> None:
         """`clock` is the oracle; `now_ts` one of its timestamps."""

@@ -65,7 +65,7 @@ _log = structlog.get_logger(__name__)
 
 
 class SafePointAheadError(InvalidError):
-    """Nothing may be collected that the coordinator's safepoint still protects."""
+    """The coordinator's safepoint still protects this history."""
 
     code = "ErrGCSafePointAhead"
 
@@ -90,7 +90,7 @@ class EmptyRangeError(InvalidError):
 
 @dataclass(frozen=True, slots=True)
 class RegionBackend:
-    """What these calls work with."""
+    """The parts of the store that these calls use."""
 
     gate: RegionGate
     collector: Collector
@@ -175,7 +175,7 @@ def _encoded(start: bytes, end: bytes) -> tuple[bytes, bytes]:
 
 
 class TikvService(RegionCalls):
-    """What `RpcServer.add_service` finds beside the batch functions."""
+    """The calls that are no batch functions, for `RpcServer.add_service`."""
 
     def __init__(
         self, tasks: asyncio.TaskGroup, runner: Runner, regions: RegionBackend, lock_wait_s: float
@@ -246,7 +246,7 @@ class BatchStream:
         self._ready.put_nowait(None)
 
     async def responses(self) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
-        """What `receive` found out, until its requests end."""
+        """The answers to the requests that `receive` takes, until these end."""
         while (response := await self._ready.get()) is not None:
             if isinstance(response, TidemarkError):
                 raise response

@@ -44,14 +44,16 @@ def get(reader: Reader, request: kvrpcpb.GetRequest, _: Region) -> kvrpcpb.GetRe
 
 
 def touched_keys(request: kvrpcpb.GetRequest | kvrpcpb.BatchGetRequest) -> Touch:
-    """What KvGet and KvBatchGet look at."""
+    """The keys that KvGet and KvBatchGet read."""
     return Touch(
         request.version, (request.key,) if isinstance(request, kvrpcpb.GetRequest) else request.keys
     )
 
 
 def touched_span(request: kvrpcpb.ScanRequest | kvrpcpb.ScanLockRequest) -> Touch:
-    """What KvScan and KvScanLock look at: the region is not asked, so it may be more than that."""
+    """The range that KvScan and KvScanLock read; the region is not asked, so it may be more than
+    they read.
+    """
     if isinstance(request, kvrpcpb.ScanLockRequest):
         return Touch(request.max_version, span=(request.start_key, request.end_key))
     start, end = request.start_key, request.end_key

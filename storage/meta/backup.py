@@ -26,7 +26,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What was backed up, and when: RFC 3339."""
+    """A backup's content, and its time: RFC 3339."""
 
     prefix: bytes
     time: str

@@ -56,7 +56,7 @@ def is_cancelled() -> bool:
 
 
 def cancellations() -> int:
-    """How often this task was cancelled; compare with an earlier result."""
+    """The number of times that this task was cancelled; compare it with an earlier result."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0
 

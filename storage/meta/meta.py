@@ -84,8 +84,8 @@ Op = Put | Delete | Get
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """What a transaction did; `pairs` has one list for each `Get` of the branch that ran,
-    in order.
+    """The outcome of a transaction; `pairs` has one list for each `Get` of the branch that ran, in
+    order.
     """
 
     succeeded: bool

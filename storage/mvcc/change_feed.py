@@ -1,5 +1,5 @@
-"""What a change feed needs of the store: what was committed since a checkpoint, and what holds
-resolved_ts back. Pure over a frozen `Reader`.
+"""The store as a change feed needs it: the commits since a checkpoint, and what holds resolved_ts
+back. Pure over a frozen `Reader`.
 
 `changes_since` is the incremental scan, which tells a new subscriber what it has missed.
 
@@ -131,7 +131,7 @@ class OpenLocks:
         return min(self._counts[self._region(start_key)], default=None)
 
     def settle(self, now_ts: int) -> int:
-        """What of `now_ts`, fresh from the oracle, may be promised where no lock is open.
+        """The part of `now_ts`, fresh from the oracle, that may be promised where no lock is open.
 
         Async commits and 1PCs that are decided later get a commit_ts above it; those in flight are
         kept above it.

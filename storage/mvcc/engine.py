@@ -86,7 +86,7 @@ class Versions:
         return None
 
     def value(self, encoded: bytes, newest_ts: int = MAX_TS) -> bytes | None:
-        """What a key is at `newest_ts`, whatever its lock."""
+        """The key's value at `newest_ts`, whatever its lock."""
         newest = self.data_write(encoded, newest_ts)
         if newest is None or newest[1].kind != PUT:
             return None

@@ -1,6 +1,4 @@
-"""What a transaction can run into on a key; the store's edge turns each into its
-`kvrpcpb.KeyError`.
-"""
+"""The errors of transactions on a key; the store's edge turns each into its `kvrpcpb.KeyError`."""
 
 import enum
 from collections.abc import Sequence

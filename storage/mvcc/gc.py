@@ -299,7 +299,7 @@ class RegionVersions:
 
 
 def counts_key(region_id: int) -> bytes:
-    """Where a region's counts are kept."""
+    """The key of a region's counts."""
     return _PREFIX + region_id.to_bytes(8)
 
 

@@ -62,7 +62,7 @@ class GroupCommit:
 
     @property
     def fence(self) -> ReadFence:
-        """What reads enter before they take a snapshot."""
+        """The fence that reads enter before they take a snapshot."""
         return self._engine.fence
 
     def watch_unlocked(self, on_unlocked: Callable[[Sequence[bytes]], None]) -> None:

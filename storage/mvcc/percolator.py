@@ -181,7 +181,7 @@ def record_rollback(draft: Draft, encoded: bytes, start_ts: int) -> None:
 
 
 class Action(enum.IntEnum):
-    """What a status check did (numbers of kvrpcpb.Action)."""
+    """The effect of a status check (numbers of kvrpcpb.Action)."""
 
     NO_ACTION = 0
     TTL_EXPIRE_ROLLBACK = 1

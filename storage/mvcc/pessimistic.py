@@ -54,8 +54,8 @@ class PessimisticLock:
 
 
 class LockedKey(NamedTuple):
-    """What a locked key holds now, None if it is absent or nobody asked; `conflict_ts`:
-    when it changed, or 0.
+    """A locked key's value, None if it is absent or nobody asked; `conflict_ts`: when it changed,
+    or 0.
     """
 
     value: bytes | None

@@ -239,8 +239,8 @@ _LOCK_KINDS: dict[int, int] = {Op.PUT: PUT, Op.INSERT: PUT, Op.DELETE: DELETE, O
 
 @dataclass(frozen=True, slots=True)
 class Prewritten:
-    """How the transaction goes on: 1PC committed it; async commit needs `min_commit_ts`;
-    2PC has neither.
+    """The way a prewritten transaction goes on: 1PC committed it; async commit needs
+    `min_commit_ts`; 2PC has neither.
     """
 
     min_commit_ts: int = 0

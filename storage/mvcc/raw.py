@@ -32,7 +32,7 @@ class RawPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """What compare-and-swap found, and whether it wrote."""
+    """The result of compare-and-swap: the value before, and whether it wrote."""
 
     succeeded: bool
     previous: bytes | None
@@ -141,7 +141,7 @@ def _is_over(end_s: int, now_s: int) -> bool:
 
 
 class RangeSum(NamedTuple):
-    """What a range amounts to; sums of disjoint ranges are combined by `xor` and addition."""
+    """The sums of a range; sums of disjoint ranges are combined by `xor` and addition."""
 
     xor: int = 0
     pairs: int = 0

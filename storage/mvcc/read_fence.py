@@ -29,8 +29,8 @@ from storage.mvcc.errors import StoreStoppedError
 
 
 class Touch(NamedTuple):
-    """What a read at `ts` looks at: single raw keys, and the raw range `[lower,
-    upper)` (b"" is no end).
+    """The keys that a read at `ts` looks at: single raw keys, and the raw range `[lower, upper)`
+    (b"" is no end).
     """
 
     ts: int

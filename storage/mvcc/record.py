@@ -1,4 +1,4 @@
-"""What the store keeps of a key: Percolator's lock and write records, and the keys they lie at
+"""The records of the store: Percolator's lock and write records, and their keys
 (docs/format/mvcc.md). Pure.
 
 A column is the first byte of a key. User keys are memcomparable-encoded ("encoded key" everywhere
@@ -67,8 +67,8 @@ def split_version(key: bytes) -> tuple[bytes, int]:
 
 
 def user_key(encoded: bytes) -> bytes:
-    """What `storage.codec.encode_bytes` encoded; for keys we wrote ourselves,
-    hence unchecked and fast.
+    """The key that `storage.codec.encode_bytes` encoded; for keys we wrote ourselves, hence
+    unchecked and fast.
     """
     data = bytearray(encoded)
     padding = 0xFF - data[-1]
@@ -129,7 +129,7 @@ class Lock(NamedTuple):
 
 
 class Write(NamedTuple):
-    """What a transaction did to a key; `overlapped_rollback` also records the rollback of the one
+    """A transaction's effect on a key; `overlapped_rollback` also records the rollback of the one
     that started here.
     """
 
@@ -245,7 +245,7 @@ def encode_document(version: int, /, **fields: Any) -> bytes:
 
 @contextmanager
 def reading_document(data: bytes, version: int, what: str) -> Iterator[Any]:
-    """What `encode_document` wrote, for a block that takes it apart; `what` names it in errors.
+    """Read what `encode_document` wrote, in a block that takes it apart; `what` names it in errors.
 
     Raises:
         CorruptError: it is no such document, has another format, or lacks what the block looks for.

@@ -56,7 +56,7 @@ class Readers:
         return min((position.commit_ts for position in self._positions), default=MAX_TS)
 
     def behind(self, ts: int) -> int:
-        """How many readers have not received everything up to `ts`."""
+        """The number of readers that have not received everything up to `ts`."""
         return sum(position.commit_ts < ts for position in self._positions)
 
 
@@ -73,8 +73,8 @@ class Throttle(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """What a GC did: index keys and segments removed, pauses made,
-    and readers that had not received all of it.
+    """The outcome of a GC: index keys and segments removed, pauses made, and readers that had not
+    received all of it.
     """
 
     gc_ts: int

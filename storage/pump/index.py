@@ -167,8 +167,8 @@ class Index:
         return True
 
     def droppable(self, segments: dict[int, int]) -> list[int]:
-        """Of the log's segments -> max_ts, the oldest ones that neither a reader after gc_ts nor a
-        restart can need.
+        """The oldest of the log's segments (number -> max_ts) that neither a reader after gc_ts nor
+        a restart can need.
 
         They are removed from the oldest on, so a hole in the numbers always means a lost file. Also
         a handle that a crash moves back still finds its segment: max_commit_ts > gc_ts was durable

@@ -52,7 +52,7 @@ class Matcher(Generic[P]):
 
     @property
     def waiting(self) -> int:
-        """How many prewrites wait."""
+        """The number of prewrites that wait."""
         return len(self._waiting)
 
     def oldest_waiting(self, limit: int) -> list[tuple[int, P]]:

@@ -117,7 +117,7 @@ class PumpStorage:
 
     @property
     def waiting_writes(self) -> tuple[int, int]:
-        """How many writes wait for the disk, and their bytes."""
+        """The number of writes that wait for the disk, and their bytes."""
         return self._group_commit.waiting
 
     def observe_groups(self, observe: GroupObserver) -> None:

@@ -190,7 +190,7 @@ GroupObserver: TypeAlias = Callable[[float, int, int], None]
 
 
 class Writer(Protocol):
-    """Whoever waits until binlogs are durable."""
+    """Waits until binlogs are durable."""
 
     def begin(self) -> Sequence[Binlog]:
         """The binlogs, now that their group goes to the disk; none: nobody waits for them any more,
@@ -235,7 +235,7 @@ class GroupCommit:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """How many writes wait for the disk, and their bytes."""
+        """The number of writes that wait for the disk, and their bytes."""
         return len(self._queue), self._queue.waiting_bytes
 
     async def write(self, binlogs: Sequence[Binlog]) -> None:
@@ -429,8 +429,8 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a start did: binlogs replayed, damaged bytes skipped,
-    and whether the index was rebuilt.
+    """The outcome of a start: binlogs replayed, damaged bytes skipped, and whether the index was
+    rebuilt.
     """
 
     replayed: int

@@ -1,3 +1,1 @@
-"""What a cluster is made of: stores, regions, ids, shared settings;
-and the calls of PD about them.
-"""
+"""The cluster's stores, regions, ids and shared settings, and PD's calls about them."""

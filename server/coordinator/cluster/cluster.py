@@ -210,7 +210,7 @@ def message_of(entry: KnownRegion) -> pdpb_pb2.Region:
 
 
 class ClusterService:
-    """What clients ask about the cluster itself."""
+    """PD's calls about the cluster itself."""
 
     def __init__(self, headers: Headers, cluster: Cluster) -> None:
         self._headers = headers
@@ -303,8 +303,8 @@ class ClusterService:
 
 
 def _bootstrap_fault(request: pdpb_pb2.BootstrapRequest, cluster_id: int) -> str:
-    """What is wrong with the first store and region, in PD's words (server/util:
-    checkBootstrapRequest); or nothing.
+    """The fault of the first store and region, in PD's words (server/util: checkBootstrapRequest);
+    or nothing.
     """
     store, region, where = request.store, request.region, f"for bootstrap {cluster_id}"
     peers = region.peers

@@ -278,7 +278,7 @@ class RegionSplitService:
     async def SplitAndScatterRegions(
         self, request: pdpb_pb2.SplitAndScatterRegionsRequest
     ) -> pdpb_pb2.SplitAndScatterRegionsResponse:
-        """As `SplitRegions`; the scattering is done with it."""
+        """Split as `SplitRegions` does; there is nothing to scatter."""
         done, percentage = await self._split(request.split_keys, request.retry_limit)
         if not done:
             raise RequestError("[PD:scatter:ErrEmptyRegion]empty region")

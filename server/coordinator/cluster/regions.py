@@ -29,8 +29,8 @@ class KnownRegion:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What a report did: `saved` is set when there is something new to keep,
-    `removed` are ids that are gone.
+    """The effect of a report: `saved` is set when there is something new to keep, `removed` are ids
+    that are gone.
 
     `newer` is set when it did nothing: a known region that the report is stale beside.
     """

@@ -51,7 +51,7 @@ def cluster_version(stores: Iterable[metapb_pb2.Store]) -> str:
 
 
 def registered(store: metapb_pb2.Store, stores: Mapping[int, metapb_pb2.Store]) -> metapb_pb2.Store:
-    """What is to be kept of `store`, which asks to be among `stores`.
+    """The record to be kept of `store`, which asks to be among `stores`.
 
     Raises:
         RefusedError: it may not.

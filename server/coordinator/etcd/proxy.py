@@ -106,8 +106,8 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
     async def _forwarding(
         self, context: Any
     ) -> AsyncIterator[tuple[grpc.aio.Channel, str, list[tuple[str, str]]]]:
-        """Where to, and with which metadata; what fails in the block,
-        fails for the caller as it did for us.
+        """The channel, address and metadata to forward a call with; a failure in the block is
+        passed on to the caller.
         """
         address = self._remote.address
         try:

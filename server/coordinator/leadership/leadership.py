@@ -171,7 +171,7 @@ class FencedMetadata:
     async def txn(
         self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()
     ) -> TxnResult:
-        """As `Meta.txn`, under the fence.
+        """Run `Meta.txn` under the fence.
 
         Raises:
             NotLeaderError: the leader's key is no longer ours; nothing was written.
@@ -302,8 +302,8 @@ class StateGuard:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What became of a transaction: whether its answer came,
-    and the revision at which it wrote (0: nothing).
+    """The outcome of a transaction: whether its answer came, and the revision at which it wrote (0:
+    none).
     """
 
     certain: bool = False

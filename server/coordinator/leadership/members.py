@@ -68,7 +68,7 @@ class Members:
 
     @property
     def leader(self) -> pdpb_pb2.Member | None:
-        """Who leads; None when nobody does, or we do not know."""
+        """The present leader; None when there is none, or it is not known."""
         if self.leadership is not None and self.leadership.held:
             return self.me
         if (

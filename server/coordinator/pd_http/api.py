@@ -287,7 +287,7 @@ async def delete_safe_point(
 
 
 async def config(_term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
-    """What pd-ctl and dashboards read of PD's settings; none of them can be changed here."""
+    """The settings of PD's that pd-ctl and dashboards read; none of them can be changed here."""
     return json_answer(
         {
             "cluster-version": documents.VERSION.removeprefix("v"),
@@ -314,7 +314,7 @@ async def label_rules(term: LeaderTerm, _request: Request, _: Sequence[str]) -> 
 
 
 async def label_rules_by_ids(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
-    """Those whose ids the body lists."""
+    """The label rules whose ids the body lists."""
     ids = body_of(request)
     if not (isinstance(ids, list) and all(isinstance(rule_id, str) for rule_id in ids)):
         raise RuleContentError("the body is a JSON list of rule ids")

@@ -41,8 +41,8 @@ def members(
 
 
 class RegionCounts:
-    """How many regions there are, and for each store how many it has and leads;
-    filled by one walk over them.
+    """Counts of regions: of all, and for each store those it has and those it leads; filled by one
+    walk over them.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def regions(chosen: Iterable[KnownRegion]) -> dict[str, Any]:
 
 
 def region_stats(counts: RegionCounts) -> dict[str, Any]:
-    """How many regions each store has, and leads."""
+    """The number of regions that each store has, and leads."""
     none: dict[int, int] = {}
     return {
         "count": counts.regions,

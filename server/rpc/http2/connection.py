@@ -46,7 +46,9 @@ _MAX_BLOCK_FRAMES = 64
 
 
 class Connection(ConnectionState):
-    """What a connection receives, over what its calls know of it."""
+    """The receiving half of a connection: handles frames by their type. `ConnectionState` is what
+    its streams use of it.
+    """
 
     def __init__(
         self, host: Host, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]
@@ -228,8 +230,8 @@ class Connection(ConnectionState):
         stream.deliver(payload, ended=ended)
 
     def _take_credit(self, size: int) -> None:
-        """Of the whole connection, which is given back at once: slow calls hold up themselves,
-        not their neighbours.
+        """Take DATA's bytes from the connection's window, and give them back at once: a slow call
+        holds up itself by its own window, not its neighbours.
         """
         self._credit -= size
         if self._credit < CONNECTION_WINDOW // 2:
@@ -305,7 +307,7 @@ class ControlFrames:
         self._settings = TokenBucket("too many SETTINGS", _SETTINGS, _SETTINGS_PER_S, clock)
 
     def handlers(self) -> dict[int, FrameHandler]:
-        """By the type of frame."""
+        """The functions that handle frames, by type."""
         return {
             frames.PRIORITY: self._on_priority,
             frames.SETTINGS: self._on_settings,
@@ -412,7 +414,7 @@ class HeaderFrames:
         self._decoder = HeaderDecoder(bounds.metadata_bytes, read_head)
 
     def handlers(self) -> dict[int, FrameHandler]:
-        """By the type of frame."""
+        """The functions that handle frames, by type."""
         return {frames.HEADERS: self._on_headers, frames.CONTINUATION: self._on_continuation}
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:

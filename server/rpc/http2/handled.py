@@ -209,7 +209,7 @@ class HandledCall(Stream):
             self.connection.crash(err)
 
     def _interrupt(self) -> None:
-        """Whoever reads or writes for this call, in whatever task, learns that it has ended."""
+        """Wake the reader and the writer of this call, in whatever tasks they run: it has ended."""
         _wake(self._arrived)
         _wake(self._room)
         if self._timer is not None:
@@ -280,7 +280,9 @@ class HandledCall(Stream):
 
 
 class Context(grpc.aio.ServicerContext[Any, Any]):
-    """As `grpc.aio.ServicerContext` says; answers are never compressed."""
+    """The context that handlers get, with the methods of `grpc.aio.ServicerContext`; answers are
+    never compressed.
+    """
 
     def __init__(self, call: HandledCall) -> None:
         self._call = call
@@ -319,19 +321,19 @@ class Context(grpc.aio.ServicerContext[Any, Any]):
         raise grpc.aio.AbortError("Locally aborted.")
 
     async def abort_with_status(self, status: Any) -> NoReturn:
-        """As `abort`."""
+        """End the call with a status object, as `abort` does with a code."""
         await self.abort(status.code, status.details, status.trailing_metadata or ())
 
     def invocation_metadata(self) -> Any:
-        """What the client sent beside its requests."""
+        """The metadata that the client sent with the call."""
         return self._call.head.invocation_metadata
 
     def set_trailing_metadata(self, trailing_metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """What follows the status."""
+        """Set the metadata that follows the status."""
         self._trailing = tuple(trailing_metadata)
 
     def trailing_metadata(self) -> Any:
-        """What was set."""
+        """The metadata set by `set_trailing_metadata`."""
         return self._trailing
 
     def set_code(self, code: grpc.StatusCode) -> None:
@@ -343,15 +345,15 @@ class Context(grpc.aio.ServicerContext[Any, Any]):
         self._details = details
 
     def code(self) -> Any:
-        """What was set; None: nothing."""
+        """The status code that the handler set; None: none."""
         return self._code
 
     def details(self) -> str:
-        """What was set."""
+        """The status text that the handler set."""
         return self._details
 
     def peer(self) -> str:
-        """As gRPC writes addresses: `ipv4:127.0.0.1:1234`."""
+        """The client's address as gRPC writes it: `ipv4:127.0.0.1:1234`."""
         return self._call.connection.peer.address
 
     def peer_identities(self) -> Iterable[bytes] | None:
@@ -363,7 +365,7 @@ class Context(grpc.aio.ServicerContext[Any, Any]):
         return "x509_subject_alternative_name" if self.peer_identities() else None
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """What TLS knows of the client."""
+        """The properties of the client's TLS certificate."""
         return self._call.connection.peer.auth
 
     def time_remaining(self) -> Any:

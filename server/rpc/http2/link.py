@@ -243,7 +243,7 @@ class Link(asyncio.Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """What waits here for the peer, or for its turn."""
+        """The bytes that wait here for the peer to read them, or for this connection's turn."""
         return self.connection.unsent_bytes + self._backlog_bytes + self._written_bytes
 
     @property

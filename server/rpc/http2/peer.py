@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, and what it may have."""
+"""The peer of a connection, and its limits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from server.rpc.http2.frames import ConnectionFault, ErrorCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What one peer may have."""
+    """The limits of one peer."""
 
     metadata_bytes: int
     streams: int
@@ -23,7 +23,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end."""
+    """The peer's address and its TLS identity."""
 
     address: str
     """As gRPC writes it: `ipv4:127.0.0.1:1234`."""
@@ -35,8 +35,8 @@ UNKNOWN_PEER = Peer("unknown", {})
 
 
 class TokenBucket:
-    """Of what costs us and says nothing, one peer may send `burst` at once,
-    then `per_s` each second.
+    """Limits the frames that cost work and carry nothing: one peer may send `burst` at once, then
+    `per_s` each second.
     """
 
     __slots__ = ("_burst", "_clock", "_last_s", "_left", "_per_s", "_text")

@@ -336,7 +336,7 @@ class NativeServer:
             self._tls.offer("http/1.1", "h2")
 
     def _protocol(self, link: Link) -> asyncio.Protocol:
-        """What a new connection begins with."""
+        """The protocol of a new connection: HTTP/2, or the choice between it and HTTP/1.1."""
         if self._http1 is None:
             return link
         choice = ProtocolChoice(
@@ -434,7 +434,7 @@ class Admission:
 
     @property
     def connections(self) -> int:
-        """How many connections are open or being set up."""
+        """The number of connections that are open or being set up."""
         return len(self._address_of)
 
     def refusal(self, address: str) -> str:

@@ -72,7 +72,7 @@ _HEAD_BLOCK, _TAIL_BLOCK = headers.RESPONSE_HEAD, headers.TRAILERS_OK
 
 
 class Host(Protocol):
-    """What a connection needs of the listener that owns it."""
+    """The listener, as a connection needs it."""
 
     def open(
         self, connection: "ConnectionState", number: int, head: RequestHead, timeout_s: float | None
@@ -98,7 +98,9 @@ class Host(Protocol):
         """
 
     def turn_s(self) -> float:
-        """How long one connection may handle what it received before the others have their turn."""
+        """The time for which one connection may handle received frames before the others have their
+        turn.
+        """
 
     def count_behind(self, change: int) -> None:
         """One connection more (1) or less (-1) has received more than it handled in its turn."""
@@ -158,9 +160,7 @@ class Stream(ABC):
         """
 
     def deliver(self, data: bytes, *, ended: bool) -> None:
-        """What the peer says in a call, and whether it says more;
-        what is wrong with it ends the call.
-        """
+        """Take a piece of the request from the peer; a fault in it ends the call."""
         self.remote_closed = ended
         try:
             self.receive(data, ended=ended)
@@ -180,7 +180,7 @@ class Stream(ABC):
         return False
 
     def writable(self) -> None:
-        """What waited for the peer has become less, or the connection takes more."""
+        """Called when fewer bytes wait for the peer, or the connection takes more."""
         return
 
     def retire(self) -> None:
@@ -464,7 +464,7 @@ class ConnectionState:
             self._wake()
 
     def take(self) -> bytes:
-        """What is to be written now, all of it."""
+        """Take all bytes that are to be written now."""
         self._armed = True
         # In the order in which they began to wait: a large answer gives way after its part of the
         # turn.

@@ -125,8 +125,8 @@ class FeedHub:
             )
 
     def safe_ts(self, lower: bytes, upper: bytes) -> int:
-        """Nothing will commit in the encoded range at or before this timestamp; 0: not known,
-        or no region of ours.
+        """The safe timestamp of the encoded range: nothing will commit there at or before it; 0: it
+        is not known, or no region is ours.
         """
         regions = [region for region in self._gate.regions if region.overlaps(lower, upper)]
         return min(

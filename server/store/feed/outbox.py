@@ -1,5 +1,5 @@
-"""What waits to be sent on one feed connection, in order and bounded in bytes;
-and the region subscriptions that it is sent for.
+"""The queue of one feed connection, in order and bounded in bytes, and the region subscriptions
+whose events it holds.
 
 There are two limits, the connection's own and one for all connections of the store (`memory`). Live
 changes are refused when one of them is reached (the subscription is then cut as congested); a scan
@@ -32,8 +32,8 @@ _CDC_SOURCE = 0xFF
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Subscription:
-    """What is sent for `region`, within the encoded range `[lower, upper)`,
-    under the client's `request_id`.
+    """A client's subscription to `region` within the encoded range `[lower, upper)`, under its
+    `request_id`.
     """
 
     region: Region

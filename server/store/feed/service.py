@@ -42,7 +42,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FeedBackend:
-    """What every connection of this store works with."""
+    """The parts of the store that every feed connection uses."""
 
     cluster_id: int
     engine: Engine
