@@ -24,7 +24,7 @@ from server.exit_status import EXIT_ERROR, EXIT_OK
 from server.log import LogConfig, configure, log_config, set_level, set_redaction
 from server.process import exit_with_parent
 from server.routes import Answer, Handler, Request, Route, Routes
-from server.rpc.access_list import opened as opened_access
+from server.rpc.access_list import open_access
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import TidemarkError, ours_alone
 
@@ -88,7 +88,7 @@ def run(
                         registry=http_port.registry,
                         routes=routes,
                         security=settings.security,
-                        access=opened_access(settings.access_file),
+                        access=open_access(settings.access_file),
                     ),
                 )
             )

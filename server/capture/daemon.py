@@ -49,7 +49,7 @@ from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.puller import StuckLocks, TablePuller
 from server.rpc.access_guard import guarded
-from server.rpc.access_list import Access, opened
+from server.rpc.access_list import Access, open_access
 from server.rpc.client import metadata_at
 from server.rpc.config import Engine
 from server.rpc.credentials import SecurityConfig
@@ -145,7 +145,7 @@ class CaptureConfig:
 
     def readers(self) -> Readers | None:
         """Who may read over Flight; raises as `readers_of`, and AccessFileError."""
-        return readers_of(opened(self.access_file), self.flight_token_file)
+        return readers_of(open_access(self.access_file), self.flight_token_file)
 
     @property
     def first_worker_flight_addr(self) -> str:
@@ -164,7 +164,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
         AccessFileError, TokenFileError: such a file cannot be used.
         ChildFailedError: a worker process could not start.
     """
-    clients, readers = opened(config.access_file), config.readers()
+    clients, readers = open_access(config.access_file), config.readers()
     with (
         lock(_directory(config)) as identity,
         tracing.sending("tidemark-capture", _log.warning),

@@ -33,7 +33,7 @@ from server.daemon import DaemonSettings, Endpoints, HttpPort, run
 from server.exit_status import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from server.log import LogConfig
 from server.routes import Routes
-from server.rpc.access_list import opened
+from server.rpc.access_list import open_access
 from server.rpc.config import RpcConfig, choose
 from server.rpc.credentials import SecurityConfig, client_tls
 from storage.model.errors import TidemarkError, leaves, ours_alone
@@ -234,7 +234,7 @@ class Settings:
                 with self._noting(self._name):
                     listening_address(field.name.replace("_", "-"), address)
         with self._noting(self._name):
-            opened(getattr(config, "access_file", ""))
+            open_access(getattr(config, "access_file", ""))
         with self._noting("security"):
             # A job of Spark only calls others: a CA is enough.
             if self._name not in _CALLERS:

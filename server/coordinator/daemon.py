@@ -33,7 +33,7 @@ from server.coordinator.pd_http.api import PdHttp
 from server.coordinator.term import CurrentTerm, Election, LeaderTerm, MemberForwarder, TermRouter
 from server.routes import Handler, Route, Routes
 from server.rpc.access_guard import guarded
-from server.rpc.access_list import opened
+from server.rpc.access_list import open_access
 from server.rpc.call_access import check_provable
 from server.rpc.client import connect, diagnose
 from server.rpc.config import Engine, Limits
@@ -164,7 +164,7 @@ class _Coordinator:
         self._compat = CompatError.check(config.gc_compat)
         self._security = security
         self._routes = routes
-        self._access = opened(config.access_file)
+        self._access = open_access(config.access_file)
         self._members = Members(self._me(config.addr))
         self._current = CurrentTerm(self._members)
 

@@ -24,7 +24,7 @@ from server.gc_worker.listener import LogAndCount
 from server.gc_worker.service import GCService
 from server.gc_worker.view import MetaRecords
 from server.rpc.access_guard import guarded
-from server.rpc.access_list import opened
+from server.rpc.access_list import open_access
 from server.rpc.client import metadata_at
 from server.rpc.config import Engine
 from server.rpc.credentials import SecurityConfig
@@ -104,7 +104,7 @@ async def open_gc_worker(
 ) -> AsyncIterator[Endpoints]:
     """Run a worker for the block; yields where it listens."""
     config.checked()
-    access = opened(config.access_file)
+    access = open_access(config.access_file)
     async with (
         PdClient.open(config.coordinator, security) as pd,
         KvClient.open(pd, security) as kv,

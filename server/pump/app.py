@@ -29,7 +29,7 @@ from server.pump.upkeep import (
 )
 from server.routes import Routes
 from server.rpc.access_guard import guarded
-from server.rpc.access_list import opened
+from server.rpc.access_list import open_access
 from server.rpc.call_access import check_provable
 from server.rpc.client import metadata_at
 from server.rpc.config import Engine
@@ -151,7 +151,7 @@ async def open_pump(
         )
         admission = Admission(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
         service = BinlogPump(storage, admission)
-        access = opened(config.access_file)
+        access = open_access(config.access_file)
         server = RpcServer(security, suited=Engine.NATIVE, access=access)
         calls = WriteBinlogCalls(storage, admission)
         server.add_service(_SERVICE, service, queues={"WriteBinlog": calls})

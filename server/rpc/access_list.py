@@ -214,7 +214,7 @@ class AccessFile:
 
 
 @cache
-def opened(path: str) -> Access:
+def open_access(path: str) -> Access:
     """The clients of a file; without a path, everybody.
 
     A daemon's ports share what this returns, so that a change of the file is read, logged and

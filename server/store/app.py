@@ -17,7 +17,7 @@ from tidemarkpb.v1 import store_pb2
 
 from server.daemon import Endpoints
 from server.rpc.access_guard import guarded
-from server.rpc.access_list import Access, opened
+from server.rpc.access_list import Access, open_access
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdRefusedError
 from server.rpc.server import RpcServer
@@ -115,7 +115,7 @@ async def _serving(
             )
             service = TikvService(tasks, parts.runner, backend, config.wait_for_lock_timeout)
             feed = ChangeDataService(tasks, parts.feed)
-            server = _server(security, opened(config.access_file), parts, service, feed)
+            server = _server(security, open_access(config.access_file), parts, service, feed)
             # Before the port: a request that arrives at once must find the group commit running.
             background = [tasks.create_task(parts.group.run(), name="group-commit")]
             async with server.listen(config.addr) as bound:

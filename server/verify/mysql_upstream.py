@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable
-from server.dump.mysql.chunk import ChunkSize, last_row, quoted, selected
+from server.dump.mysql.chunk import ChunkSize, last_row, quote_identifier, selected
 from server.dump.mysql.reader import chunk_query, keys_of
 from server.dump.mysql.statement import Statement
 from server.dump.progress import Range
@@ -106,7 +106,9 @@ class MySqlUpstream:
             yield await asyncio.to_thread(_unchanged, table, columns, rows, changed)
 
     def _snapshot_rows(self, table: Table, columns: Columns) -> Iterator[pa.Array]:
-        name = f"{quoted(table.source.record.schema_name)}.{quoted(columns.name)}"
+        name = (
+            f"{quote_identifier(table.source.record.schema_name)}.{quote_identifier(columns.name)}"
+        )
         query = f"SELECT {', '.join(map(selected, columns.columns))} FROM {name}"  # noqa: S608 - quoted names
         if table.spans is None:
             rows_of = (
@@ -118,7 +120,9 @@ class MySqlUpstream:
             return
         # A query for each range: an ALTER of the table waits for the end of one, not of all.
         for span in table.spans.each():
-            yield from query_rows(self._session, f"{query} WHERE {span.condition(quoted)}")
+            yield from query_rows(
+                self._session, f"{query} WHERE {span.condition(quote_identifier)}"
+            )
 
 
 def begin_snapshot(session: Session) -> None:

@@ -26,7 +26,7 @@ from server.puller.source import SourceContext
 from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.puller import StuckLocks
-from server.rpc.access_list import opened
+from server.rpc.access_list import open_access
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
@@ -92,7 +92,7 @@ async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIt
                     ShareFeeds(host),
                     config.flight_addr,
                     security=security,
-                    readers=readers_of(opened(config.access_file), config.flight_token_file),
+                    readers=readers_of(open_access(config.access_file), config.flight_token_file),
                 ) as flight,
                 # For its capture: a Unix socket that only the capture's user can open needs neither
                 # TLS nor token.

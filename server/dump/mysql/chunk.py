@@ -105,7 +105,7 @@ class ChunkQuery:
         conditions = [f"({self.where})"] if self.where else []
         conditions += [_beyond(self._key, ">", ">")] if after else []
         conditions += [_beyond(self._key, "<", "<=")] if until else []
-        table = f"FROM {quoted(self.schema)}.{quoted(self.table.name)}"
+        table = f"FROM {quote_identifier(self.schema)}.{quote_identifier(self.table.name)}"
         return " ".join([table, "WHERE", " AND ".join(conditions)]) if conditions else table
 
     def check(self, kinds: Sequence[int]) -> None:
@@ -156,11 +156,11 @@ class ChunkQuery:
     def _side(self, place: int) -> tuple[str, str]:
         """A key column, and what a value of it is compared as."""
         column = self.table.columns[place]
-        if not column.is_text:
-            return stored(column) if column.name in self.by_bytes else quoted(column.name), "?"
-        return quoted(
-            column.name
-        ), f"CONVERT(? USING {column.charset}) COLLATE {self.collations[column.name]}"
+        name = quote_identifier(column.name)
+        if column.is_text:
+            collation = self.collations[column.name]
+            return name, f"CONVERT(? USING {column.charset}) COLLATE {collation}"
+        return stored(column) if column.name in self.by_bytes else name, "?"
 
 
 @dataclass(slots=True)
@@ -202,7 +202,7 @@ def integer(number: int, *, unsigned: bool = False) -> Cell:
     return Cell(_LONGLONG | (UNSIGNED if unsigned else 0), data)
 
 
-def quoted(name: str) -> str:
+def quote_identifier(name: str) -> str:
     """A name as an identifier."""
     return "`" + name.replace("`", "``") + "`"
 
@@ -235,14 +235,18 @@ def selected(column: Column) -> str:
     """How a column is selected (docs/format/mysql-rows.md): ENUM and SET as numbers,
     what a log tells as bytes as bytes.
     """
-    return f"{quoted(column.name)} | 0" if column.type in {Type.ENUM, Type.SET} else stored(column)
+    return (
+        f"{quote_identifier(column.name)} | 0"
+        if column.type in {Type.ENUM, Type.SET}
+        else stored(column)
+    )
 
 
 def stored(column: Column) -> str:
     """A column's stored bytes, where its name may give text: UUID,
     INET6 and INET4 look like BINARY in a log.
     """
-    name = quoted(column.name)
+    name = quote_identifier(column.name)
     may_be_text = (
         column.type is Type.STRING and column.charset == BINARY and column.meta in _SHOWN_AS_TEXT
     )

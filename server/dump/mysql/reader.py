@@ -21,7 +21,7 @@ from server.changefeed.table import SourceTable
 from server.dump.job import PARALLEL_MAX
 from server.dump.mysql import watermarks
 from server.dump.mysql.check import Check, ChunkMismatch
-from server.dump.mysql.chunk import ChunkQuery, last_row, quoted, split_ranges
+from server.dump.mysql.chunk import ChunkQuery, last_row, quote_identifier, split_ranges
 from server.dump.mysql.pace import Pick
 from server.dump.mysql.statement import Statement
 from server.dump.mysql.window import Chunk
@@ -112,8 +112,8 @@ class Server:
         if rows < SPLIT_ROWS_MIN or len(key) != 1 or key[0].type not in INTEGERS:
             return query, (Range(),), rows
 
-        column = quoted(key[0].name)
-        ends = f"SELECT MIN({column}), MAX({column}) FROM {quoted(name[0])}.{quoted(name[1])}"  # noqa: S608 - quoted names
+        column = quote_identifier(key[0].name)
+        ends = f"SELECT MIN({column}), MAX({column}) FROM {quote_identifier(name[0])}.{quote_identifier(name[1])}"  # noqa: S608 - quoted names
         least, most = (each or 0 for each in self._ask(ends)[0])
         if not (isinstance(least, int) and isinstance(most, int)):
             raise query.differs(key[0].name)
@@ -270,13 +270,13 @@ def _misordered(session: Session, name: TableName, key: Sequence[str]) -> frozen
     MariaDB orders such values in an index otherwise than it compares them, so `key > last ORDER BY
     key` passes over rows (seen on 10.11: 1043 of 2000).
     """
-    table = ".".join(map(quoted, name))
+    table = ".".join(map(quote_identifier, name))
     uuids = [column for (column,) in session.execute(_UUIDS, name) if column in key]
     return frozenset(
         column
         for column in uuids
         if session.execute(
-            f"SELECT 1 FROM {table} WHERE {quoted(column)} NOT RLIKE %s LIMIT 1",  # noqa: S608 - quoted names
+            f"SELECT 1 FROM {table} WHERE {quote_identifier(column)} NOT RLIKE %s LIMIT 1",  # noqa: S608 - quoted names
             [_KNOWN_UUID],
         )
     )

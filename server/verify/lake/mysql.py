@@ -8,7 +8,7 @@ from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.changefeed.source import Address
-from server.dump.mysql.chunk import quoted, selected
+from server.dump.mysql.chunk import quote_identifier, selected
 from server.puller.mysql.session.catalogue import read_definitions
 from server.puller.mysql.session.connection import log_in
 from server.puller.mysql.session.options import MySqlOptions
@@ -42,16 +42,16 @@ class MySqlReader:
 
     def quoted(self, name: str) -> str:
         """See `Reader`."""
-        return quoted(name)
+        return quote_identifier(name)
 
     def quoted_table(self, name: str) -> str:
         """See `Reader`."""
-        return ".".join(map(quoted, name.split(".", 1)))
+        return ".".join(map(quote_identifier, name.split(".", 1)))
 
     def manifest(self, changefeed: str) -> tuple[str | None, Mapping[str, int]]:
         """See `Reader`."""
         cuts, fences = (
-            f"{quoted(self._database)}.{name} WHERE app = %s"
+            f"{quote_identifier(self._database)}.{name} WHERE app = %s"
             for name in (manifest.CUTS, manifest.TABLES)
         )
         newest = f"SELECT document FROM {cuts} ORDER BY end_ts DESC LIMIT 1"  # noqa: S608 - ours

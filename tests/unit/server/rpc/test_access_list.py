@@ -19,7 +19,7 @@ from server.rpc.access_list import (
     UnauthenticatedError,
     clients_of,
     digest,
-    opened,
+    open_access,
 )
 from sink.flight.tokens import tokens_of
 
@@ -124,8 +124,8 @@ def test_each_role_may_look_and_only_admin_may_do_all():
 
 
 def test_without_a_file_everybody_may_do_everything():
-    assert isinstance(opened(""), OpenAccess)
-    assert opened("").client([b"anything"], [b"anybody"]) is EVERYBODY
+    assert isinstance(open_access(""), OpenAccess)
+    assert open_access("").client([b"anything"], [b"anybody"]) is EVERYBODY
     EVERYBODY.check(Right.ADMIN, "x")
     EVERYBODY.check(Right.ROWS, "x", "any")
 

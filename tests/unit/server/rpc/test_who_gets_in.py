@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 from server.capture.listener import readers_of, serving_flight
 from server.http import listen
 from server.routes import Answer, Request, Routes, json_answer
-from server.rpc.access_list import opened
+from server.rpc.access_list import open_access
 from server.rpc.config import Engine
 from server.rpc.credentials import SecurityConfig
 from server.rpc.server import RpcServer
@@ -264,7 +264,7 @@ async def test_flight(own: SecurityConfig, shown, tmp_path: Path) -> None:
     """It cannot look at names, so it asks for a token, too."""
     feeds: Any = Feeds()
     (tmp_path / "token").write_bytes(TOKEN)
-    readers = readers_of(opened(""), str(tmp_path / "token"))
+    readers = readers_of(open_access(""), str(tmp_path / "token"))
     async with serving_flight(feeds, "127.0.0.1:0", security=own, readers=readers) as flight:
         for kind in (NODE, VISITOR):
             assert await asyncio.to_thread(rows_read, flight.bound, shown(kind), TOKEN) == 1
