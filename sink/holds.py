@@ -102,7 +102,8 @@ class Holds:
         """A table has ended before it was complete: it stays as it was until its end."""
         with self._lock:
             window = self._open()
-            # Kept in the window, without rows: what readers had of it is not to be emptied.
+            # Kept in the window, without rows: what readers had of it is emptied only where it
+            # gets another key or type.
             if window is not None:
                 window.tables[table_id] = None
 
@@ -192,15 +193,15 @@ def _shown(ddl: Ddl, window: Window, last_ts: int, versions: Versions) -> Ddl:
     ids = {version.name: version.span.table_id for version in versions.at(ddl.ts)}
     reread = {name for name, table_id in ids.items() if table_id in window.tables}
     others = tuple(name for name in ddl.truncated if name not in reread)
-    names = {name for name in reread if window.tables[ids[name]] is not None}
-    if ddl.ts != last_ts:
-        names = {name for name in names if _is_another(name, ddl.ts, versions)}
+    names = {name for name in reread if _is_another(name, ddl.ts, versions)}
+    if ddl.ts == last_ts:
+        names |= {name for name in reread if window.tables[ids[name]] is not None}
     return replace(ddl, truncated=(*others, *sorted(names)))
 
 
 def _is_another(name: str, ts: int, versions: Versions) -> bool:
-    """Whether the key, or a column's type, is another one above `ts`:
-    few targets could keep the old rows.
+    """Whether the key, or a column's type, is another one above `ts`: few targets could keep the
+    old rows, also of a table that ends later, in the window.
     """
     now = versions.version(name, ts)
     before = versions.of_span(now.span, ts - 1) if now is not None else None

@@ -71,3 +71,20 @@ def test_a_table_is_emptied_at_the_last_ddl_and_where_it_gets_another_key(
     versions.change(change(LATER))
     shown = holds.shown(versions.ddls(SINCE), versions)
     assert [(ddl.ts, ddl.truncated) for ddl in shown] == [(SINCE, emptied), (LATER, ("s.u", "s.t"))]
+
+
+@pytest.mark.parametrize(("key", "emptied"), [([("a", 1)], ()), ([("b", 2)], ("s.t",))])
+def test_a_table_that_ends_in_the_window_is_emptied_where_it_gets_another_key(
+    key: list[tuple[str, int]], emptied: tuple[str, ...]
+) -> None:
+    """Its old rows could not be kept there, and a lake that is behind has to come to its end."""
+    holds = held(None)
+    versions = Versions(10, [SimpleNamespace(name="s.t", span=SPAN, mounter=mounted(("a", 1)))])
+    versions.change(change(SINCE, mounted(*key)))
+    versions.change(
+        SimpleNamespace(commit_ts=LATER, query="", tables=(), dropped=("s.t",), truncated=())
+    )
+    holds.leave(1)
+    holds.end(END)
+    shown = holds.shown(versions.ddls(SINCE), versions)
+    assert [(ddl.ts, ddl.truncated) for ddl in shown] == [(SINCE, emptied), (LATER, ())]
