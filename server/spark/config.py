@@ -51,6 +51,11 @@ class JobSettings:
         "partitions of tables, as 'shop.orders=days(created_at),bucket(16,id); shop.*=region'; the "
         "first rule that fits a table counts; of Delta's tables columns only",
     )
+    sort_by: str = setting(
+        "",
+        "order of the rows in files of Iceberg's tables, as 'shop.orders=created_at desc,id; "
+        "shop.*=region asc nulls last'; the first rule that fits a table counts",
+    )
     write: str = setting(
         "auto",
         "who reads the rows of a cut and writes their files: spark, tasks only; driver, the driver "
@@ -143,6 +148,7 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
         "--compact-every": str(config.compact_every),
         "--deletion-vectors": config.deletion_vectors,
         "--partition-by": config.partition_by,
+        "--sort-by": config.sort_by,
         "--write": config.write,
         "--tasks-from-mib": str(config.tasks_from_mib or ""),
         "--ca-path": security.ca_path,

@@ -13,6 +13,7 @@ from typing import Final
 
 from pyspark_tidemark.lake.format import DELETION_VECTORS, EVOLUTIONS, MODES, ON_DROP, WRITES
 from pyspark_tidemark.lake.partitioning import rules_fault
+from pyspark_tidemark.lake.sorting import sort_rules_fault
 
 _DURATION = re.compile(r"[1-9][0-9]{0,8} ?(millisecond|second|minute)s?")
 
@@ -50,6 +51,7 @@ SETTINGS: Final[Mapping[str, Callable[[str], str]]] = {
     "write": _one_of(WRITES),
     "tasks-from-mib": _whole_number(0),
     "partition-by": rules_fault,
+    "sort-by": sort_rules_fault,
     "keep-cuts-hours": _hours,
     "compact-every": _whole_number(0),
     "trigger": _duration,

@@ -29,6 +29,7 @@ from pyspark_tidemark.lake.format import COLUMNS, MODES, SPARK
 from pyspark_tidemark.lake.kafka import settings as kafka
 from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.registry import FORMATS, find_format
+from pyspark_tidemark.lake.sorting import SortRules
 from pyspark_tidemark.sink_settings import SETTINGS, faults
 
 READERS = ("flight", "none", "blackhole")
@@ -390,6 +391,16 @@ class SinkUri:
             )
         return PartitionRules.parse(text)
 
+    def sorting(self, text: str) -> SortRules:
+        """What the option `sort-by` says, for tables of this format.
+
+        Raises:
+            SourceError: ErrSortUnsupported.
+        """
+        if fault := SETTINGS["sort-by"](text) or _sort_fault(self.format, text):
+            raise SourceError("ErrSortUnsupported", f"--sort-by is {fault}, not {text[:80]!r}")
+        return SortRules.parse(text)
+
 
 def partition_fault(lake_format: str, text: str) -> str:
     """What a valid value of `partition-by` has to be for a format, or nothing if it is that."""
@@ -398,6 +409,13 @@ def partition_fault(lake_format: str, text: str) -> str:
         return f"nothing for a {lake_format} target, whose tables have no partitions"
     if possible == COLUMNS and not rules.has_only_columns():
         return f"columns as they are for a {lake_format} target, which has no transforms"
+    return ""
+
+
+def _sort_fault(lake_format: str, text: str) -> str:
+    """The same of a valid value of `sort-by`."""
+    if SortRules.parse(text).rules and not find_format(lake_format).is_sorted:
+        return f"nothing for a {lake_format} target, whose tables have no sort orders"
     return ""
 
 
@@ -551,6 +569,9 @@ def _options(
         fault := partition_fault(lake_format, partitions)
     ):
         wrong.append(f"partition-by is {fault}")
+    order = dict(options).get("sort-by", "")
+    if not SETTINGS["sort-by"](order) and (fault := _sort_fault(lake_format, order)):
+        wrong.append(f"sort-by is {fault}")
     if wrong:
         raise _invalid(f"options of the sink URI: {'; '.join(wrong)}{advice}")
     return options

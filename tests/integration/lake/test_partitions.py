@@ -1,7 +1,9 @@
-"""Partitioned Iceberg tables: each row is in the partition that Iceberg itself computes for it, and
-in no other one any more when it has moved, whoever has chosen the partitions, and whenever.
+"""Partitioned and sorted Iceberg tables: each row is in the partition that Iceberg itself computes
+for it, and in no other one any more when it has moved, whoever has chosen the partitions, and
+whenever; and in each file it stands where the table's sort order has it.
 """
 
+import itertools
 import json
 import random
 from datetime import UTC, date, datetime, timedelta
@@ -22,6 +24,7 @@ from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.schema import Policy
+from pyspark_tidemark.lake.sorting import SortRules
 
 from tests.integration.lake.aged import AcknowledgedFeed
 from tests.integration.lake.test_iceberg import CUTS, balances, held, keep, read_by_iceberg
@@ -81,14 +84,16 @@ class Lake:
     def __init__(self, spark, root, feed):
         self.spark, self.root, self.feed = spark, root, feed
 
-    def keep(self, cuts, fields="", *, mode="upsert", write="auto", **settings):
+    def keep(self, cuts, fields="", *, order="", mode="upsert", write="auto", **settings):
         rules = PartitionRules.parse(f"shop.*={fields}" if fields else "")
+        sorting = SortRules.parse(f"shop.*={order}" if order else "")
         target = IcebergTarget(
             self.spark,
             str(self.root),
             "f",
             mode=mode,
             partitions=rules,
+            sorting=sorting,
             **{"compact_every": 0} | settings,
         )
         with FileManifest.opened(str(self.root), "f") as manifest:
@@ -136,6 +141,22 @@ class Lake:
             there = [key for key, each in state.items() if each["region"] == region]
             assert sorted(self.ids(equal)) == sorted(there)
         self.check_files()
+
+    def check_sorted(self):
+        """The rows of each file are in the table's order, as Iceberg itself compares them."""
+        iceberg, table = self.spark._jvm.org.apache.iceberg, self.table()
+        comparator = iceberg.SortOrderComparators.forSchema(table.schema(), table.sortOrder())
+        parser, columns = iceberg.SingleValueParser, table.schema().asStruct()
+        for file in self.java.files(table):
+            assert int(file.sortOrderId()) == int(table.sortOrder().orderId()) > 0
+            rows = pq.ParquetFile(str(file.location())).read()
+            numbers = field_ids(rows.schema)
+            described = [
+                json.dumps({str(numbers[name]): written(value) for name, value in each.items()})
+                for each in rows.to_pylist()
+            ]
+            parsed = [parser.fromJson(columns, each) for each in described]
+            assert all(comparator.compare(*pair) <= 0 for pair in itertools.pairwise(parsed))
 
     def ids(self, condition):
         """What Iceberg's own reader finds."""
@@ -362,3 +383,90 @@ def test_columns_of_a_spec_that_are_not_there_stop_by_name(spark, tmp_path, feed
         lake.keep((1,), "hours(day)")
     lake.keep((1,), "months(day)")
     lake.check(1)
+
+
+ORDER = "region desc nulls first, days(created_at) nulls last, bucket(3, code), price desc"
+
+
+@pytest.mark.parametrize("way", ["the driver", "tasks", "equality deletes"])
+def test_rows_are_sorted_whoever_writes_them(spark, tmp_path, feed, monkeypatch, way):
+    if way == "tasks":
+        monkeypatch.setattr(rewriting, "MOST_BYTES", -1)
+    lake = Lake(spark, tmp_path, feed)
+    settings = {
+        "order": ORDER,
+        "write": "spark" if way == "tasks" else "driver",
+        "deletion_vectors": way != "equality deletes",
+    }
+    lake.keep((1, 2, 3, 4), "months(day)", **settings)
+    target = lake.keep((5,), **settings)
+    lake.check(5)
+    lake.check_sorted()
+    joined, rewriter = [], target._maintenance
+    if way != "equality deletes":
+        # A cut comes while files are joined: its masks are of the old ones, and move with the rows.
+        join = rewriter._rewriting._joined
+
+        def join_and_cut(*given):
+            joined.append(join(*given))
+            lake.keep((6,), **settings)
+            return joined[-1]
+
+        monkeypatch.setattr(rewriter._rewriting, "_joined", join_and_cut)
+    rewriter.rewrite(TABLE)
+    assert bool(joined) == (way != "equality deletes")
+    lake.check(6 if joined else 5)
+    lake.check_sorted()
+    lake.keep((7, 8) if joined else (6, 7, 8), **settings)
+    lake.check(8)
+    lake.check_sorted()
+
+
+def test_large_cuts_are_sorted_in_several_files(spark, tmp_path, feed, monkeypatch):
+    monkeypatch.setattr(files, "PENDING_BYTES_MAX", 2)
+    lake = Lake(spark, tmp_path, feed)
+    lake.keep(range(1, 9), order="region, id desc", mode="append", write="spark")
+    assert len(lake.ids(None)) == len(feed.changes)
+    lake.check_sorted()
+
+
+def test_an_order_changes_and_is_another_engine_s_and_goes(spark, tmp_path, feed):
+    lake = Lake(spark, tmp_path, feed)
+    lake.keep((1,), order="region")
+    first = int(lake.table().sortOrder().orderId())
+    lake.check_sorted()
+    lake.keep((2,))
+    assert [int(lake.table().sortOrder().orderId()), len(lake.java.files(lake.table()))] == [0, 2]
+    # As by ALTER TABLE … WRITE ORDERED BY.
+    small, java = lake.java.expressions.ref("small"), lake.java
+    lake.table().replaceSortOrder().desc(small, java.null_order(is_first=False)).commit()
+    target = lake.keep((3,))
+    target._maintenance.rewrite(TABLE)
+    lake.check_sorted()
+    lake.check(3)
+    assert int(lake.table().sortOrder().orderId()) not in (0, first)
+    for order in ("price, missing", "days(region)"):
+        with pytest.raises(SourceError, match=r"ErrSortUnsupported.*shop.orders"):
+            lake.keep((4,), order=order)
+    lake.check(3)
+
+
+def test_a_column_of_the_order_is_renamed_and_dropped_and_the_table_made_anew(spark, tmp_path):
+    feed = AcknowledgedFeed()
+    feed.create(0, TABLE, id=pa.int64(), a=pa.int32(), region=pa.string())
+    feed.put(5, TABLE, {"id": 1, "a": 1, "region": "x"}, {"id": 2, "a": 2, "region": "y"})
+    feed.alter(10, TABLE, "…", {"a": "b"}, id=pa.int64(), b=pa.int32(), region=pa.string())
+    feed.put(15, TABLE, {"id": 1, "b": 7, "region": "y"}, {"id": 3, "b": 1, "region": "x"})
+    feed.alter(20, TABLE, "…", {}, {}, ("b",), id=pa.int64(), region=pa.string())
+    feed.put(25, TABLE, {"id": 3, "region": "y"}, {"id": 4, "region": "z"})
+    feed.create_or_replace(30, TABLE, id=pa.int64(), region=pa.string())
+    feed.put(35, TABLE, {"id": 1, "region": "y"}, {"id": 2, "region": "z"})
+    lake = Lake(spark, tmp_path, feed)
+    fields = []
+    for number in range(1, 5):
+        lake.keep((number,), order="a desc, region desc")
+        lake.check(number, filters=False)
+        order = json.loads(lake.java.sort_order_json(lake.table()))
+        fields.append(len(order["fields"]))
+    assert fields == [2, 2, 1, 1]
+    lake.check_sorted()

@@ -19,6 +19,7 @@ from pyspark_tidemark.lake.format import (
 from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.lake.schema import Policy
+from pyspark_tidemark.lake.sorting import SortRules
 from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
 
 _IDLE_ELSEWHERE_MS = 10_000
@@ -50,6 +51,7 @@ class Arguments:
     tasks_from_bytes: int
     """With `auto`, tasks write the cuts that have so many bytes or more; 0: none."""
     partitions: PartitionRules
+    sorting: SortRules
     keep_hours: float
     mode: str
     policy: Policy
@@ -71,7 +73,7 @@ class Arguments:
 
         Raises:
             SourceError: ErrTargetInvalid, ErrModeUnsupported, ErrWriteUnsupported,
-                ErrPartitionUnsupported.
+                ErrPartitionUnsupported, ErrSortUnsupported.
             SystemExit: bad usage.
         """
         parser = _parser()
@@ -84,7 +86,7 @@ class Arguments:
             target = target.without_settings()
         mode = target.mode(given.mode)
         target.check_write(SPARK if given.tasks_from_mib else given.write)
-        partitions = target.partitions(given.partition_by)
+        partitions, sorting = target.partitions(given.partition_by), target.sorting(given.sort_by)
         tls = {"caPath": given.ca_path, "certPath": given.cert_path, "keyPath": given.key_path}
         tls["tokenFile"] = given.token_file
         return cls(
@@ -105,6 +107,7 @@ class Arguments:
             write=given.write,
             tasks_from_bytes=given.tasks_from_mib << 20,
             partitions=partitions,
+            sorting=sorting,
             keep_hours=given.keep_cuts_hours,
             mode=mode,
             policy=Policy(mode, given.schema_evolution, given.on_drop),
@@ -204,6 +207,14 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         help=(
             "partitions of tables, as 'shop.orders=days(created_at),bucket(16,id); shop.*=region'; "
             "the first rule that fits a table counts; of Delta's tables columns only"
+        ),
+    )
+    add(
+        "--sort-by",
+        default="",
+        help=(
+            "order of the rows in files of Iceberg's tables, as 'shop.orders=created_at desc,id; "
+            "shop.*=region asc nulls last'; the first rule that fits a table counts"
         ),
     )
     add(

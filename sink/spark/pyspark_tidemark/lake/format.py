@@ -98,6 +98,8 @@ class LakeFormat:
     """The same of its tables where only Hadoop reaches."""
     partitions: str = ""
     """By what its tables can be partitioned, `COLUMNS` or `TRANSFORMS`; empty: they cannot be."""
+    is_sorted: bool = False
+    """Whether the files of its tables can be sorted."""
     has_catalogs: bool = False
     """Whether its tables may be in a catalog, named as `FORMAT+catalog://NAME`."""
     needs_rename: bool = False

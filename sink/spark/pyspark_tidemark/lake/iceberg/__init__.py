@@ -43,6 +43,7 @@ ICEBERG: Final = LakeFormat(
     tasks_write=True,
     tasks_write_remotely=True,
     partitions=TRANSFORMS,
+    is_sorted=True,
     has_catalogs=True,
     needs_rename=True,
     # For its table library: its Spark classes are those of another Spark.

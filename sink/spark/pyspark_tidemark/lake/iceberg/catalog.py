@@ -29,6 +29,7 @@ from pyspark_tidemark.lake.iceberg.java_catalog import (
 )
 from pyspark_tidemark.lake.iceberg.java_files import Committed, CutFiles, JavaFiles
 from pyspark_tidemark.lake.iceberg.partitions import Partitioning
+from pyspark_tidemark.lake.iceberg.row_order import RowOrder
 from pyspark_tidemark.lake.iceberg.storage import Storage, storage_of
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
 from pyspark_tidemark.lake.ranges import Bounds
@@ -283,11 +284,16 @@ class Catalog:
             ranges,
             self.storage(table),
             Partitioning.parse(self.spec_json(table)),
+            order=RowOrder.parse(self.sort_order_json(table), schema),
         )
 
     def spec_json(self, table: Any, spec: Any = None) -> str:
         """A partition spec, by default the current one, as Iceberg's JSON."""
         return str(self._iceberg.PartitionSpecParser.toJson(table.spec() if spec is None else spec))
+
+    def sort_order_json(self, table: Any) -> str:
+        """The current sort order as Iceberg's JSON."""
+        return str(self._iceberg.SortOrderParser.toJson(table.sortOrder()))
 
     def storage(self, table: Any) -> Storage:
         """What opens the files of a table.
@@ -469,6 +475,11 @@ class Catalog:
     def expressions(self) -> Any:
         """Iceberg's class that makes filters and terms."""
         return self._iceberg.expressions.Expressions
+
+    def null_order(self, *, is_first: bool) -> Any:
+        """Iceberg's name for the place of nulls in a sort order."""
+        orders = self._iceberg.NullOrder
+        return orders.NULLS_FIRST if is_first else orders.NULLS_LAST
 
     @property
     def always_true(self) -> Any:

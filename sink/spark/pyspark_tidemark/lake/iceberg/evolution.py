@@ -19,6 +19,7 @@ from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task
 from pyspark_tidemark.lake.iceberg.partition_specs import PartitionSpecs
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
+from pyspark_tidemark.lake.iceberg.sort_orders import SortOrders
 from pyspark_tidemark.lake.iceberg.types import type_name
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
 from pyspark_tidemark.lake.shards import ShardRows
@@ -58,6 +59,7 @@ def _change_columns(catalog: Catalog, transaction: Any, name: str, change: Schem
     partitions = PartitionSpecs(catalog)
     widened = [change.old_names.get(field.name, field.name) for field in change.widened]
     partitions.check_change(transaction.table(), name, widened=widened, dropped=change.dropped)
+    SortOrders(catalog).free(transaction, change.dropped)
     update = transaction.updateSchema()
     identifiers = set(transaction.table().schema().identifierFieldNames())
     # Iceberg gives each rename to the identifiers by name, one after the other, and takes a swap
@@ -202,6 +204,8 @@ def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
     position = catalog.position(stored, table.name) or ts
     partitions = PartitionSpecs(catalog)
     partitions.free(transaction)
+    sort_orders = SortOrders(catalog)
+    sort_orders.free(transaction, catalog.schema(stored).names)
     earlier = transaction.updateSchema()
     earlier.setIdentifierFields(catalog.strings(()))
     for column in catalog.schema(stored).names:
@@ -214,6 +218,7 @@ def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
     own.setIdentifierFields(catalog.strings(table.key))
     own.commit()
     partitions.begin_anew(transaction)
+    sort_orders.begin_anew(transaction)
     catalog.record_column_ids(transaction, table.column_ids)
     delete = transaction.newDelete().deleteFromRowFilter(catalog.always_true)
     catalog.fenced(transaction, delete, position)

@@ -1,6 +1,7 @@
 """Parquet files of an Iceberg table, written and read by pyarrow, on the driver or by tasks.
 
 Columns are read by their field ids: a file may call them otherwise, or be older than one of them.
+Where the table has a sort order, the rows of each data file are sorted by it.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from pyspark_tidemark.lake.changes import DELETE, INSERT
 from pyspark_tidemark.lake.files import file_system, is_on_disk, repeating_columns, sync
 from pyspark_tidemark.lake.fold import FIRST_OP
 from pyspark_tidemark.lake.iceberg.partitions import UNPARTITIONED, Partition, Partitioning
+from pyspark_tidemark.lake.iceberg.row_order import RowOrder
 from pyspark_tidemark.lake.iceberg.storage import Storage, is_s3
 from pyspark_tidemark.lake.iceberg.types import field_ids, key_fields
 from pyspark_tidemark.lake.iceberg.vectors import Vector
@@ -30,11 +32,12 @@ WRITTEN = pa.schema(
         ("deletes", pa.bool_()),
         ("size", pa.int64()),
         ("partition", pa.struct([("spec", pa.int32()), ("values", pa.string())])),
+        ("sort_order", pa.int32()),
     ]
 )
 """What tasks yield, one row a `Written`."""
 PENDING_BYTES_MAX = 128 << 20
-"""So much waits for row groups, of all partitions together."""
+"""So much waits for row groups, of all partitions together; and about so much is sorted at once."""
 OPEN_FILES_MAX = 256
 """Rows of more partitions than that go to further files."""
 SHARE_BYTES = 128 << 20
@@ -61,6 +64,8 @@ class Layout:
     partitioning: Partitioning = dataclasses.field(default_factory=Partitioning)
     deletes_inserted: bool = False
     """Whether tasks write deletes of the keys that are inserted, too: some are there already."""
+    order: RowOrder = dataclasses.field(default_factory=RowOrder)
+    """Of the rows in each data file."""
 
     @property
     def arrow(self) -> Any:
@@ -71,6 +76,27 @@ class Layout:
     def deletes(self) -> Any:
         """The schema of equality-delete files."""
         return pa.schema([self.arrow.field(name) for name in self.key])
+
+    @property
+    def order_columns(self) -> Any:
+        """The schema of the columns by which data files are sorted."""
+        schema, sources = self.arrow, {field.source for field in self.order.fields}
+        return pa.schema(
+            [schema.field(name) for name, number in field_ids(schema).items() if number in sources]
+        )
+
+    def in_order(self, rows: Any) -> Any:
+        """Rows (pyarrow.Table) as data files have them, one after the other."""
+        if not self.order.fields or not len(rows):
+            return rows
+        return rows.take(pa.array(self.places(rows)))
+
+    def places(self, rows: Any) -> Any:
+        """Where the rows are of which that is made (NumPy)."""
+        fields = self.order_columns
+        names = {number: name for name, number in field_ids(fields).items()}
+        # As the table has them: another type's values may be sorted, and truncated, otherwise.
+        return self.order.places(rows.select(fields.names).cast(fields), names)
 
     def there(self, rows: Any) -> Any:
         """Those of `rows` (pyarrow.Table) whose keys the table may hold."""
@@ -91,12 +117,14 @@ class Written:
     """In bytes."""
     partition: Partition = UNPARTITIONED
     """Of a data file."""
+    sort_order: int = 0
+    """The id of the order that its rows have; 0: none."""
 
     @classmethod
     def parse(cls, row: Sequence[Any]) -> "Written":
         """A file as a task yields it."""
-        path, deletes, size, partition = row
-        return cls(path, deletes, size, Partition(*partition))
+        path, deletes, size, partition, sort_order = row
+        return cls(path, deletes, size, Partition(*partition), sort_order)
 
 
 class _File:
@@ -143,7 +171,8 @@ class _File:
             self._sink.close()
             if is_on_disk(self._path):
                 sync(file_system(self._path)[1])
-        return [Written(self._path, self._deletes, size, self._partition)]
+        order = 0 if self._deletes else self._layout.order.number
+        return [Written(self._path, self._deletes, size, self._partition, order)]
 
     def _opened(self, repeating: list[str]) -> Any:
         system, path = self._layout.storage.open(self._path)
@@ -201,7 +230,42 @@ class _PartitionFiles:
         self._open = {}
 
 
-def _data_files(layout: Layout) -> "_File | _PartitionFiles":
+class _SortedFiles:
+    """Data files of any rows, each sorted: there are further ones where they would get too large to
+    be sorted in memory.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._pending: list[Any] = []
+        self._pending_bytes = 0
+        self._written: list[Written] = []
+
+    def add(self, rows: Any) -> None:
+        self._pending.append(rows.select(self._layout.arrow.names).cast(self._layout.arrow))
+        self._pending_bytes += self._pending[-1].nbytes
+        if self._pending_bytes >= PENDING_BYTES_MAX:
+            self._write()
+
+    def close(self) -> list[Written]:
+        self._write()
+        return self._written
+
+    def _write(self) -> None:
+        if not self._pending:
+            return
+        rows = self._layout.in_order(pa.concat_tables(self._pending))
+        self._pending, self._pending_bytes = [], 0
+        files = _unsorted_files(self._layout)
+        files.add(rows)
+        self._written += files.close()
+
+
+def _data_files(layout: Layout) -> "_File | _PartitionFiles | _SortedFiles":
+    return _SortedFiles(layout) if layout.order.fields else _unsorted_files(layout)
+
+
+def _unsorted_files(layout: Layout) -> "_File | _PartitionFiles":
     if layout.partitioning.fields:
         return _PartitionFiles(layout)
     return _File(layout, partition=Partition(layout.partitioning.spec, UNPARTITIONED.values))
@@ -246,10 +310,31 @@ def joined(layout: Layout, parts: "Iterable[Share]") -> Written | None:
     none. Whoever asked for it knows the partition.
     """
     file = _File(layout)
-    for share in parts:
-        for rows, _ in live_rows(layout.storage, share, layout.arrow):
-            file.add(pa.Table.from_batches([rows]))
+    rows = _live_tables(layout, parts, layout.arrow)
+    if layout.order.fields:
+        rows = iter([layout.in_order(pa.concat_tables([layout.arrow.empty_table(), *rows]))])
+    for part in rows:
+        file.add(part)
     return next(iter(file.close()), None)
+
+
+def joined_places(layout: Layout, parts: "Iterable[Share]", places: Any) -> Any:
+    """Where those rows of `parts` are in the file that `joined` makes of them which would be at
+    `places` if it did not sort; all of them in ascending order (NumPy).
+    """
+    if not layout.order.fields:
+        return places
+    fields = layout.order_columns
+    order = layout.places(pa.concat_tables(_live_tables(layout, parts, fields)))
+    new_places = np.empty(len(order), np.int64)
+    new_places[order] = np.arange(len(order))
+    return np.sort(new_places[places])
+
+
+def _live_tables(layout: Layout, parts: "Iterable[Share]", fields: Any) -> Iterator[Any]:
+    for share in parts:
+        for rows, _ in live_rows(layout.storage, share, fields):
+            yield pa.Table.from_batches([rows])
 
 
 def joined_by_task(layout: Layout) -> Any:

@@ -51,6 +51,8 @@ class JavaFiles:
         if spec.isPartitioned():
             values = self._values.fromJson(spec.partitionType(), file.partition.values)
             builder = builder.withPartition(values)
+        if file.sort_order:
+            builder = builder.withSortOrder(table.sortOrders().get(file.sort_order))
         return self._with_metrics(table, builder, file).build()
 
     def partitions(self, table: Any, files: Sequence[Any]) -> list[Partition]:

@@ -110,7 +110,7 @@ class PartitionSpecs:
             update.removeField(each["name"])
         for identity, field in by_identity.items():
             if identity not in there:
-                update.addField(self._term(field))
+                update.addField(term(self._catalog, field))
         update.commit()
 
     def _fields(self, table: Any) -> list[dict[str, Any]]:
@@ -124,13 +124,15 @@ class PartitionSpecs:
                 )
         return [each for each in described if each["transform"] != "void"]
 
-    def _term(self, field: PartitionField) -> Any:
-        expressions = self._catalog.expressions
-        if field.transform == IDENTITY:
-            return expressions.ref(field.column)
-        if field.transform in (BUCKET, TRUNCATE):
-            return getattr(expressions, field.transform)(field.column, field.width)
-        return getattr(expressions, field.transform.removesuffix("s"))(field.column)
+
+def term(catalog: Catalog, field: PartitionField) -> Any:
+    """A field as Iceberg's updates take it."""
+    expressions = catalog.expressions
+    if field.transform == IDENTITY:
+        return expressions.ref(field.column)
+    if field.transform in (BUCKET, TRUNCATE):
+        return getattr(expressions, field.transform)(field.column, field.width)
+    return getattr(expressions, field.transform.removesuffix("s"))(field.column)
 
 
 def _java_name(field: PartitionField) -> str:

@@ -26,7 +26,8 @@ from pyspark_tidemark.lake.partition_columns import grouped
 
 _WITH_WIDTH: Final = re.compile(r"(bucket|truncate)\[([0-9]+)\]")
 _UNITS: Final = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
-_PLAIN: Final = ("identity", "void", *_UNITS)
+IDENTITY: Final = "identity"
+_PLAIN: Final = (IDENTITY, "void", *_UNITS)
 _POSITIVE: Final = 0x7FFFFFFF
 
 
@@ -91,8 +92,7 @@ class Partitioning:
 
 def _field(described: Mapping[str, Any]) -> SpecField:
     transform = str(described["transform"])
-    is_known = transform in _PLAIN or _WITH_WIDTH.fullmatch(transform)
-    if not is_known or "source-id" not in described:
+    if not is_known(transform) or "source-id" not in described:
         raise SourceError(
             "ErrPartitionUnsupported",
             f"somebody else has partitioned the table by {described['name']}, {transform!r}, which "
@@ -101,6 +101,11 @@ def _field(described: Mapping[str, Any]) -> SpecField:
     return SpecField(
         str(described["field-id"]), described["name"], int(described["source-id"]), transform
     )
+
+
+def is_known(transform: str) -> bool:
+    """Whether a transform can be computed here, of columns of some types."""
+    return transform in _PLAIN or _WITH_WIDTH.fullmatch(transform) is not None
 
 
 def transformed(transform: str, column: Any) -> Any:
@@ -119,7 +124,7 @@ def _of_values(transform: str, values: Any) -> Any:
     """The same of an array without nulls."""
     if transform == "void":
         return pa.nulls(len(values), pa.int32())
-    if transform == "identity":
+    if transform == IDENTITY:
         if pa.types.is_floating(values.type):
             raise _unsupported(transform, values.type)
         return values

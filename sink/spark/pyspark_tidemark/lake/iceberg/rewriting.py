@@ -14,7 +14,7 @@ import dataclasses
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from pyspark.sql import SparkSession
@@ -26,10 +26,12 @@ from pyspark_tidemark.lake.columns import map_in_arrow
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import (
     WRITTEN,
+    Layout,
     Share,
     Written,
     joined,
     joined_by_task,
+    joined_places,
     rows_by_task,
 )
 from pyspark_tidemark.lake.iceberg.java_files import CutFiles
@@ -83,6 +85,14 @@ class OldFile:
         return self.size * (1 - self.masked / max(1, self.rows))
 
 
+class _Joined(NamedTuple):
+    """Files that were written for groups of old ones, and how."""
+
+    layout: Layout
+    groups: Sequence[Sequence[OldFile]]
+    new: Mapping[int, Written]
+
+
 class _Rewriter:
     def __init__(self, spark: SparkSession, catalog: Catalog, committing: threading.Lock) -> None:
         """Who holds `committing` commits, and nobody else."""
@@ -118,8 +128,9 @@ class Rewriting(_Rewriter):
             for group in packed(chosen, FULL_BYTES)
         ]
         if groups:
-            new = self._joined(table, groups)
-            self._commit(name, int(start.sequenceNumber()), groups, new)
+            layout = self._catalog.layout(table, ())
+            new = self._joined(layout, groups)
+            self._commit(name, int(start.sequenceNumber()), _Joined(layout, groups, new))
 
     def _replace_equality_deletes(self, name: str, snapshot: Snapshot) -> None:
         """Vectors for the rows that equality deletes take out, in their place."""
@@ -134,9 +145,8 @@ class Rewriting(_Rewriter):
             gone = [each for each in snapshot.equality_deletes if str(each.location()) in there]
             self._catalog.commit(transaction, CutFiles((), (), masks, gone), position)
 
-    def _joined(self, table: Any, groups: Sequence[Sequence[OldFile]]) -> Mapping[int, Written]:
+    def _joined(self, layout: Layout, groups: Sequence[Sequence[OldFile]]) -> Mapping[int, Written]:
         """The new file of each group, by its number; none for a group without a live row."""
-        layout = self._catalog.layout(table, ())
         if sum(file.live_bytes for group in groups for file in group) <= MOST_BYTES:
             new = {number: joined(layout, _shares(group)) for number, group in enumerate(groups)}
             return {
@@ -152,31 +162,30 @@ class Rewriting(_Rewriter):
         rows = frame.mapInArrow(joined_by_task(layout), _JOINED).collect()
         return {
             row.number: Written(
-                row.path, deletes=False, size=row.size, partition=groups[row.number][0].partition
+                row.path,
+                deletes=False,
+                size=row.size,
+                partition=groups[row.number][0].partition,
+                sort_order=layout.order.number,
             )
             for row in rows
         }
 
-    def _commit(
-        self,
-        name: str,
-        sequence: int,
-        groups: Sequence[Sequence[OldFile]],
-        new: Mapping[int, Written],
-    ) -> None:
+    def _commit(self, name: str, sequence: int, rewritten: "_Joined") -> None:
         """Put new files into the place of old ones, unless one of these is not there any more."""
         with self._committing:
             table = self._catalog.existing(name)
             transaction = self._catalog.begin(table)
             current = self._snapshot(table)
             shown = {str(file.location()) for file in current.data}
-            old = [file for group in groups for file in group]
+            old = [file for group in rewritten.groups for file in group]
             if any(file.location not in shown for file in old):
                 return  # the table was emptied, or is another one
             added = {
-                number: self._catalog.java_files.data(table, file) for number, file in new.items()
+                number: self._catalog.java_files.data(table, file)
+                for number, file in rewritten.new.items()
             }
-            masks = self._moved(table, groups, added, current.vectors)
+            masks = self._moved(table, rewritten, added, current.vectors)
 
             update = transaction.newRewrite()
             update.validateFromSnapshot(table.currentSnapshot().snapshotId())
@@ -195,7 +204,7 @@ class Rewriting(_Rewriter):
     def _moved(
         self,
         table: Any,
-        groups: Sequence[Sequence[OldFile]],
+        rewritten: "_Joined",
         added: Mapping[int, Any],
         vectors: Mapping[str, Any],
     ) -> list[Mask]:
@@ -208,13 +217,14 @@ class Rewriting(_Rewriter):
                     _positions(old.share.vector, storage),
                     _positions(_vector(vectors, old.location), storage),
                 )
-                for old in groups[number]
+                for old in rewritten.groups[number]
             ]
             places = moved(parts)
             if len(places):
+                group = rewritten.groups[number]
+                places = joined_places(rewritten.layout, _shares(group), places)
                 # As metadata calls it, which may be another name of the path.
-                partition = groups[number][0].partition
-                masked[str(file.location())] = Masked(places, partition=partition)
+                masked[str(file.location())] = Masked(places, partition=group[0].partition)
         return written(storage, self._catalog.data_location(table), masked)
 
 

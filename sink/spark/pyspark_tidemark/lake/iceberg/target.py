@@ -55,6 +55,7 @@ from pyspark_tidemark.lake.iceberg.masking import CutMasks, Masking
 from pyspark_tidemark.lake.iceberg.partition_specs import PartitionSpecs
 from pyspark_tidemark.lake.iceberg.shown import ShownFiles
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
+from pyspark_tidemark.lake.iceberg.sort_orders import SortOrders, check_order
 from pyspark_tidemark.lake.iceberg.table_keys import Inserted, KeyRanges
 from pyspark_tidemark.lake.iceberg.task_writers import ChangesWriter, Made, UpsertWriter
 from pyspark_tidemark.lake.iceberg.types import key_fields, storable
@@ -71,6 +72,7 @@ from pyspark_tidemark.lake.schema import (
     lake_schema,
 )
 from pyspark_tidemark.lake.shards import ShardRows
+from pyspark_tidemark.lake.sorting import SortRules
 from pyspark_tidemark.lake.target import (
     Applied,
     Health,
@@ -104,16 +106,19 @@ class IcebergTarget:
         compact_every: int = 64,
         deletion_vectors: bool = True,
         partitions: PartitionRules | None = None,
+        sorting: SortRules | None = None,
     ) -> None:
         """Without `deletion_vectors`, and in tables of format version 2, equality deletes say which
         rows are gone.
         """
         self._partitions = partitions or PartitionRules()
+        self._sorting = sorting or SortRules()
         self._spark = spark
         self._root = root
         self._mode = mode
         self._catalog = Catalog(spark, root, changefeed)
         self._partition_specs = PartitionSpecs(self._catalog)
+        self._sort_orders = SortOrders(self._catalog)
         self._key_ranges = KeyRanges(self._catalog)
         self._shown = ShownFiles(self._catalog, self._key_ranges.bounds_of)
         self._inserted = Inserted(self._catalog, self._shown)
@@ -148,7 +153,7 @@ class IcebergTarget:
         self._catalog.settle(stored)
         position = self._position(stored, table.name)
         # Only here, where nothing of the table waits for a commit.
-        self._partitioned(table.name, stored)
+        self._laid_out(table.name, stored)
         return position
 
     def check_continues(self, table: TableMeta, shown: Shown) -> None:
@@ -209,13 +214,15 @@ class IcebergTarget:
             return table
         schema = with_column_ids(lake_schema(of, self._mode), of.column_ids)
         check_fields(of.name, self._partitions.of(of.name), schema)
-        return self._partitioned(of.name, self._catalog.create(of.name, schema, self._key(of)))
+        check_order(of.name, self._sorting.of(of.name), schema)
+        return self._laid_out(of.name, self._catalog.create(of.name, schema, self._key(of)))
 
-    def _partitioned(self, name: str, table: Any) -> Any:
-        """The table with the partition spec that is asked for: made without one, it always has an
-        unpartitioned spec, too, for deletes that count in all partitions.
+    def _laid_out(self, name: str, table: Any) -> Any:
+        """The table with the partition spec and the sort order that are asked for: made without
+        one, it always has an unpartitioned spec, too, for deletes that count in all partitions.
         """
-        return self._partition_specs.follow(name, table, self._partitions.of(name))
+        table = self._partition_specs.follow(name, table, self._partitions.of(name))
+        return self._sort_orders.follow(name, table, self._sorting.of(name))
 
     def apply(self, changes: Changes) -> Applied:
         """Write the files, then commit them; also without rows, if the table has no snapshot yet
@@ -482,15 +489,14 @@ class IcebergTarget:
         if self._mode == APPEND:
             return write(layout, changes.arrow), none, 0
         folded = fold(changes.arrow, key)
+        rows = layout.in_order(folded.live)
         if changes.emptied:
-            return write(layout, folded.live), none, 0
-        known, new, live = (
-            rows.select(list(key)) for rows in (folded.known, folded.new, folded.live)
-        )
+            return write(layout, rows), none, 0
+        known, new, live = (each.select(list(key)) for each in (folded.known, folded.new, rows))
         gone, again = self._gone(name, table, layout, (known, new))
         if self._masking_of(table) is None:
-            return write(layout, folded.live, gone), none, again
-        return write(layout, folded.live), self._masks(name, table, gone, live), again
+            return write(layout, rows, gone), none, again
+        return write(layout, rows), self._masks(name, table, gone, live), again
 
     def _written_by_tasks(
         self, table: Any, changes: Changes, layout: Layout
@@ -586,6 +592,7 @@ class IcebergConnector(LakeConnector):
             compact_every=arguments.compact_every,
             deletion_vectors=arguments.deletion_vectors,
             partitions=arguments.partitions,
+            sorting=arguments.sorting,
         )
         target.together = manifest.together if isinstance(manifest, CatalogManifest) else None
         return target

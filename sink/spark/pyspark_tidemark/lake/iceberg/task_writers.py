@@ -54,7 +54,7 @@ class UpsertWriter:
         _check(self.layout)
         key = list(changes.table.key)
         folded = fold(changes.arrow, key)
-        live = folded.live
+        live = self.layout.in_order(folded.live)
         keys = (rows.select(key) for rows in (folded.known, folded.new, live))
         return Part(*changes.sums, Made(tuple(write(self.layout, live)), *keys))
 

@@ -1,0 +1,95 @@
+"""The order of rows within the data files of an Iceberg table, by the table's sort order, computed
+with Arrow, as tasks have no Java. Pure.
+
+Invariant: the order is the same whenever it is computed of the same rows, and equal rows stay as
+they were: who knows where rows were before knows where they are after.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.iceberg.partitions import IDENTITY, is_known, transformed
+from pyspark_tidemark.lake.iceberg.types import field_ids
+
+
+@dataclass(frozen=True)
+class OrderField:
+    """One field of a sort order."""
+
+    source: int
+    """The field id of its column."""
+    transform: str
+    """As Iceberg writes it, `bucket[16]`."""
+    is_descending: bool
+    nulls_first: bool
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """A sort order; pickled into tasks."""
+
+    number: int = 0
+    """Its id, which files name that are sorted by it; 0: they are not sorted."""
+    fields: tuple[OrderField, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, schema: Any) -> "RowOrder":
+        """Read Iceberg's JSON of the sort order of a table with a pyarrow.Schema.
+
+        One by what cannot be computed here, as another engine may have given it, is none: files
+        need not be sorted, and say that they are not.
+        """
+        described = json.loads(text)
+        fields = tuple(
+            OrderField(
+                int(each["source-id"]),
+                str(each["transform"]),
+                each["direction"] == "desc",
+                each["null-order"] == "nulls-first",
+            )
+            for each in described["fields"]
+            if "source-id" in each
+        )
+        types = {number: schema.field(name).type for name, number in field_ids(schema).items()}
+        if len(fields) < len(described["fields"]) or not all(_fits(each, types) for each in fields):
+            return cls()
+        return cls(int(described["order-id"]), fields) if fields else cls()
+
+    def places(self, rows: Any, columns: Mapping[int, str]) -> Any:
+        """Where the rows (pyarrow.Table) are of which the order is made, first to last (NumPy);
+        `columns` are the names of the columns by field id.
+        """
+        keys: dict[str, Any] = {}
+        directions: list[tuple[str, str]] = []
+        for number, field in enumerate(self.fields):
+            column = rows[columns[field.source]]
+            values = column if field.transform == IDENTITY else transformed(field.transform, column)
+            if values.null_count:
+                # Arrow has one place for the nulls of all columns.
+                keys[f"null{number}"] = pc.is_null(values)
+                directions.append((f"null{number}", _direction(field.nulls_first)))
+            keys[f"{number}"] = values
+            directions.append((f"{number}", _direction(field.is_descending)))
+        places = pc.sort_indices(pa.table(keys), sort_keys=directions)
+        return places.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _direction(is_descending: bool) -> str:  # noqa: FBT001 - the one thing that it says
+    return "descending" if is_descending else "ascending"
+
+
+def _fits(field: OrderField, types: Mapping[int, Any]) -> bool:
+    if field.source not in types or not is_known(field.transform):
+        return False
+    try:
+        transformed(field.transform, pa.array([], types[field.source]))
+    except SourceError:
+        return False
+    return True
