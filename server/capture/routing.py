@@ -120,7 +120,12 @@ class Router:
             raise NotOwnerError(
                 f"changefeed {changefeed} is on its way to another capture; ask again"
             ) from None
-        return None if self._maintainers.owner.is_active else await self._membership.owner()
+        if self._maintainers.owner.is_active:
+            return None
+        owner = await self._membership.owner()
+        if owner.id == self._membership.id:
+            raise NotOwnerError("this capture begins to own the changefeeds, or ends; ask again")
+        return owner
 
     async def of_others(self, stub: Stub, method: str, request: Any) -> list[Any]:
         """What the other captures that run changefeeds answer about their own; one that does not

@@ -121,6 +121,13 @@ async def test_what_is_asked_while_nobody_is_owner_waits_for_the_next_one(cluste
     await until(lambda: capture.maintainers.has("feed"))
 
 
+async def test_an_elected_capture_that_has_not_begun_does_not_ask_itself(meta, cluster):
+    _, elected = [await cluster.start(name) for name in "ab"]
+    await meta.put(keys.OWNER, b"b")
+    with pytest.raises(NotOwnerError, match="begins"):
+        await elected.router.find()
+
+
 async def test_to_resign_is_not_asked_of_the_next_owner(cluster):
     capture, asked = await cluster.start("a"), []
 
