@@ -234,7 +234,7 @@ def test_a_crash_after_a_skipped_stretch_and_before_the_next_cut_repeats_nothing
 
 def test_targets_are_absolute_local_directories():
     assert SinkUri.parse("delta:///lake/x/") == SinkUri("delta", "/lake/x")
-    for text in ("delta://host/lake", "hudi:///lake", "/lake", "parquet:lake"):
+    for text in ("delta://host/lake", "nosuch:///lake", "/lake", "parquet:lake"):
         with pytest.raises(SourceError, match="ErrTargetInvalid"):
             SinkUri.parse(text)
 

@@ -47,7 +47,7 @@ def test_each_database_can_be_verified():
 )
 def test_an_unknown_format_is_a_named_error(use):
     with pytest.raises(SourceError, match="ErrTargetInvalid"):
-        use("hudi")
+        use("nosuch")
 
 
 def test_a_database_has_no_older_versions_to_read():
@@ -68,7 +68,7 @@ def test_a_format_without_repair_says_so():
         def read(self, spark, table, version):
             raise NotImplementedError
 
-    table = StoredTable(SinkUri("hudi", "/lake"), "feed", "shop.orders")
+    table = StoredTable(SinkUri("nosuch", "/lake"), "feed", "shop.orders")
     with pytest.raises(SourceError, match="ErrRepairUnsupported"):
         ReadOnly().changes_after(None, table, 1)
     with pytest.raises(SourceError, match="ErrRepairUnsupported"):
