@@ -13,6 +13,7 @@ from pyspark_tidemark.sink_uri import SinkUri, masked, read_secret, redacted
 
 from server.changefeed.source import SourceUri, SourceUriError
 
+DIRECTORIES = ", ".join(name for name, record in FORMATS.items() if record.is_directory)
 BASE = ["--endpoint", "grpc://a:1", "--changefeed", "c", "--target"]
 
 
@@ -128,8 +129,8 @@ def test_no_secret_of_a_catalog_is_an_argument(capsys):
         ("delta+file:///lake", "delta:///path"),
         ("delta+s3://bucket/lake", "S3 is s3a"),
         ("delta+ftp://host/lake", "hdfs, viewfs, s3a"),
-        ("orc+hdfs://nn/lake", "delta, iceberg, parquet"),
-        ("mysql+hdfs://nn/lake", "delta, iceberg, parquet"),
+        ("orc+hdfs://nn/lake", DIRECTORIES),
+        ("mysql+hdfs://nn/lake", DIRECTORIES),
         ("parquet+s3a:///lake", "needs a bucket"),
         ("iceberg+s3a://bucket/lake", "renaming"),
         ("delta+s3a://key:secret@bucket/lake", "spark.hadoop.fs"),
