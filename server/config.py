@@ -32,8 +32,8 @@ HTTP_ADDRS: Final = {
     "spark": "127.0.0.1:0",
     "spark-keep": "127.0.0.1:8394",
 }
-"""Where each daemon answers HTTP unless its `http-addr` says otherwise, by its section; with port 0
-the kernel chooses, as many such jobs run side by side.
+"""The HTTP address of each daemon unless its `http-addr` says otherwise, by its section; with port
+0 the kernel chooses, as many such jobs run side by side.
 """
 
 

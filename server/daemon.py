@@ -29,8 +29,8 @@ from server.rpc.credentials import SecurityConfig
 from storage.model.errors import TidemarkError, ours_alone
 
 Endpoints: TypeAlias = Mapping[str, str]
-"""What a started daemon listens on: name -> host:port; `cluster_id`, where known,
-is shown beside them.
+"""The addresses of a started daemon: name -> host:port; `cluster_id`, where known, is shown beside
+them.
 """
 
 OpenDaemon: TypeAlias = Callable[[], AbstractAsyncContextManager[Endpoints]]
@@ -128,7 +128,7 @@ _LOG: Final[Mapping[Route, Handler]] = {
     ("GET", "/log-redact"): _shown_redaction,
     ("PUT", "/log-redact"): _set_redaction,
 }
-"""What every daemon answers; bodies are text: the level, and `on` or `off`."""
+"""The routes of every daemon; bodies are text: the level, and `on` or `off`."""
 
 
 def _open_as_many_files_as_may_be() -> None:

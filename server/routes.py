@@ -69,9 +69,9 @@ class Request:
     authorization: str = ""
     """The header of that name."""
     common_names: Sequence[bytes] = ()
-    """Of the client's certificate."""
+    """The names in the client's certificate."""
     peer: str = ""
-    """Where it came from, as gRPC writes it; empty where that is not told."""
+    """The address that it came from, as gRPC writes it; empty where that is not told."""
 
     def query_bytes(self, name: str) -> bytes:
         """The bytes that a parameter of the query stands for, percent-decoded;

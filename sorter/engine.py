@@ -59,13 +59,13 @@ class SorterSettings:
     block_bytes: int = 512 << 10
     """The size at which a table's resolved rows are written."""
     shards: int = 4
-    """How many databases the tables are dealt to."""
+    """The number of databases that the tables are dealt to."""
     clean_interval_s: float = 5.0
     """The least time between two deletions of a table's blocks (TiCDC: 5 s)."""
     disk_retry_s: float = 1.0
-    """How long after a refused write the disk is tried again."""
+    """The time after a refused write until the disk is tried again."""
     codec: SpillCodec = PLAIN
-    """How blocks lie on the disk."""
+    """The encoding of blocks on the disk."""
 
 
 DEFAULTS: Final = SorterSettings()

@@ -25,7 +25,7 @@ class Backoff:
 
     def __init__(self, base_s: float, cap_s: float) -> None:
         self.failures = 0
-        """How many pauses were taken since the last success."""
+        """The number of pauses since the last success."""
         self._base_s = base_s
         self._cap_s = cap_s
 

@@ -43,13 +43,13 @@ class Link:
     state: str = ""
     owner: str = ""
     commands: tuple[str, ...] = ()
-    """What ends it, the mildest first."""
+    """The commands that end it, the mildest first."""
     expires_ms: int | None = None
     """Unix milliseconds at which it ends by itself; None: it does not."""
     history_lost_s: int | None = None
     """Unix seconds from which GC may collect what it needs; None: that is not in sight."""
     next_ts: int = MAX_TS
-    """Where the link before it would stand without this one."""
+    """The timestamp at which the link before it would be without this one."""
 
 
 @dataclass(frozen=True, slots=True)

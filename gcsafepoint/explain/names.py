@@ -15,8 +15,8 @@ FEED_PREFIX: Final = "ticdc-default-"
 CREATING_PREFIX: Final = f"{FEED_PREFIX}creating_"
 """A changefeed's id has no underscore, so that no changefeed's own service begins like this."""
 OLD_CREATING_PREFIX: Final = f"{FEED_PREFIX}creating-"
-"""What captures wrote before; a changefeed `creating-x` has a service that begins like this,
-too.
+"""The prefix that captures wrote before; a changefeed `creating-x` has a service that begins like
+this, too.
 """
 FEED_TTL_S: Final = 86_400
 CREATING_TTL_S: Final = 3_600

@@ -19,7 +19,8 @@ class Lock:
     primary: str
     key: str = ""
     ttl_ms: int = 0
-    """From the physical part of `start_ts` on; the client's heartbeats raise it."""
+    """The time to live, from the physical part of `start_ts` on; the client's heartbeats raise it.
+    """
     kind: str = ""
 
 

@@ -43,11 +43,11 @@ class ScopeKeys:
     gc_safe_point: bytes
     """Hexadecimal text; of a real keyspace JSON: keyspace_id, safe_point."""
     services: bytes
-    """What all services' keys start with."""
+    """The prefix of all services' keys."""
     txn_safe_point: bytes
     """Decimal text; TiDB's own key."""
     min_start_ts: bytes
-    """What the keys start with under which TiDB servers write their oldest start_ts, decimal."""
+    """The prefix of the keys under which TiDB servers write their oldest start_ts, decimal."""
 
     def service(self, service_id: str) -> bytes:
         """JSON: service_id, expired_at (Unix seconds), safe_point;

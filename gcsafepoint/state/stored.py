@@ -103,7 +103,7 @@ class StoredStates:
         self._led = False
         self._read_at_s = 0
         self.gc_safe_point = 0
-        """Of the null keyspace; durable. Reading it costs nothing; `load` once before."""
+        """The null keyspace's; durable. Reading it costs nothing; `load` once before."""
 
     async def load(self) -> GcStates:
         """Read the states from the metadata; the first time,

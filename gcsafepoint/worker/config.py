@@ -48,7 +48,7 @@ COMMENTS: Final = {
     "tikv_gc_concurrency": "stores worked on at a time when that is not automatic; 1 to 128",
     MAX_WRITE_BYTES: "bytes a second that Do GC may write at each store; 0: no limit",
 }
-"""What each variable is for, in the order they are shown."""
+"""The purpose of each variable, in the order in which they are shown."""
 _MAX_CONCURRENCY = 128
 _MS_NS = 10**6
 _YEAR_MS = 365 * 24 * 3600 * 1000
@@ -115,17 +115,19 @@ class GCConfig:
     enable: bool = True
     """Whether rounds run at all."""
     run_interval_ms: int = 600_000
-    """From the start of one round to the start of the next."""
+    """The time from the start of one round to the start of the next."""
     life_time_ms: int = 600_000
-    """How long overwritten versions are kept."""
+    """The time for which overwritten versions are kept."""
     mode: str = DISTRIBUTED
-    """Who drives Do GC: each store by itself, or this worker region by region."""
+    """The driver of Do GC: each store by itself, or this worker region by region."""
     auto_concurrency: bool = True
     """Take the number of stores as the concurrency."""
     concurrency: int = 2
     """Stores worked on at a time when it is not automatic; never more than one worker a store."""
     max_write_bytes_per_s: int = 0
-    """What Do GC may write at each store, for the stores to read; 0: no limit."""
+    """The bytes that Do GC may write at each store in a second, for the stores to read; 0: no
+    limit.
+    """
 
     def variables(self) -> dict[str, str]:
         """The values as mysql.tidb shows them."""

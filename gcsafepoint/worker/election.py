@@ -44,7 +44,8 @@ class LeaseLostError(ConflictError):
 
 
 Fence = Callable[[], Mapping[str, int]]
-"""What a leader's writes must expect, asked for at each of them (`Election.fence`)."""
+"""Gives the comparison that a leader's writes must pass; called at each of them (`Election.fence`).
+"""
 
 
 async def write_fenced(records: Records, fence: Fence, changes: Mapping[str, str | None]) -> None:
@@ -74,7 +75,7 @@ class Leader:
     lease: str
     revisions: Mapping[str, int]
     address: str = ""
-    """Where its admin service listens."""
+    """The address of its admin service."""
 
 
 async def read_leader(records: Records) -> Leader | None:

@@ -70,14 +70,16 @@ class Round:
     ended_ms: int = 0
     phase_started_ms: int = 0
     phase_ms: Mapping[str, int] = field(default_factory=dict)
-    """How long each phase took that it went through."""
+    """The time that each phase took."""
     safe_point: int = 0
     blocker: str = ""
-    """Who keeps the safepoint from being greater; "" if only life_time does."""
+    """The service or transaction that keeps the safepoint from being greater; "" if only life_time
+    does.
+    """
     total: int = 0
-    """Of the current phase: regions or ranges that were to be done when it began."""
+    """The regions or ranges of the current phase that were to be done when it began."""
     done: int = 0
-    """How many of them are done; more than `total` if regions split meanwhile."""
+    """The number of them that are done; more than `total` if regions split meanwhile."""
     regions: int = 0
     resolved_locks: int = 0
     deleted_ranges: int = 0

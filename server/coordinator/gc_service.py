@@ -40,7 +40,9 @@ _OBSOLETE = "WatchGCSafePointV2 is obsolete. Poll GetAllKeyspacesGCStates instea
 _SERVICE_FIELDS = 2
 """A service id and a TTL: the fields that follow those of a request about GC's own safe point."""
 MAX_ID_BYTES = 1024
-"""Of a service or barrier; PD takes any, and then cannot list them all in one message."""
+"""The limit of a service's or barrier's id; PD takes any, and then cannot list them all in one
+message.
+"""
 
 
 class GcService:

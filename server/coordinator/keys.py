@@ -21,9 +21,9 @@ from storage.meta.errors import PermissionDeniedError
 
 CLUSTER_ID = b"/pd/cluster_id"
 COPY_PREFIX = b"/tidemark"
-"""What the key of a copy of ours begins with, before the key of PD's layout."""
+"""The prefix of a copy's key of ours, before the key of PD's layout."""
 OWN_PREFIXES = (b"/pd/", COPY_PREFIX + b"/pd/")
-"""What the keys of PD's layout begin with, and those of the records that we keep beside it."""
+"""The prefixes of PD's keys, and of the records that we keep beside them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,4 +211,4 @@ class HttpContext:
 
 
 LOCAL: Final = HttpContext()
-"""Of a call that the process makes for itself: nobody is asked who makes it."""
+"""The context of calls that the process makes for itself: no right is asked for."""

@@ -60,7 +60,7 @@ class Right(Enum):
     OPERATE = "operate"
     """Pause, resume, dump, drain: nothing that names hosts, files or sinks, or discards changes."""
     CLUSTER = "cluster"
-    """What a cluster's processes ask of each other in PD's, TiKV's, etcd's and Pump's protocols."""
+    """The calls between a cluster's processes, in PD's, TiKV's, etcd's and Pump's protocols."""
     ADMIN = "admin"
     """All else."""
 
@@ -147,7 +147,7 @@ class Client:
 
 
 EVERYBODY: Final = Client("", "admin")
-"""Who calls a daemon that asks nobody."""
+"""The client of a daemon without an access file."""
 
 
 class Access(Protocol):

@@ -23,12 +23,12 @@ _OBJECTS: Final = ("id", "changefeed_id", "node_id")
 _SHOWN_MAX: Final = 256
 OK: Final = "ok"
 BEGUN: Final = "begun"
-"""Of a call whose end is not waited for."""
+"""The outcome in the log of a call whose end is not waited for."""
 
 _SAID: Final = {OK: "call changed something", BEGUN: "call changes something"}
 
 _client_name: ContextVar[str] = ContextVar("client", default="")
-"""Of the call that this task answers, as the file of clients has it."""
+"""The client of the call that this task answers, by its name in the file of clients."""
 
 _log = structlog.get_logger(__name__)
 

@@ -34,7 +34,7 @@ _SEEN: Final = {
     "etcdserverpb.Maintenance": ("Status",),
     "etcdserverpb.Cluster": ("MemberList",),
 }
-"""What the names of methods begin with that tell states and positions, by service."""
+"""The prefixes of methods that only show states and positions, by service."""
 _UNSEEN: Final = ("WatchGlobalConfig",)
 _ROWS: Final = {
     "tikvpb.Tikv": (

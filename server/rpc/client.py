@@ -39,7 +39,7 @@ _OPTIONS = (
 )
 _AUTHORIZATION: Final = "authorization"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""How an HTTP/2 client begins: the preface, and an empty SETTINGS frame."""
+"""The beginning of an HTTP/2 client's bytes: the preface, and an empty SETTINGS frame."""
 _FRAME_HEAD_BYTES = 9
 _SETTINGS_FRAME = 4
 _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")

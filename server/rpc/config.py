@@ -29,7 +29,7 @@ MAX_MESSAGE_BYTES = 256 << 20  # what TiKV's clients allow
 _HANDSHAKE_MS = 10_000
 _IDLE_MS = 30 * 60_000
 METADATA_BYTES = 16 << 10
-"""Of one call, as HTTP/2 counts them."""
+"""The limit of one call's metadata, as HTTP/2 counts them."""
 
 # Peers that vanished are found by pings; peers that ping more than once a second for long are cut
 # off. client-go pings every 10 s, TiCDC and etcd's clients as often, all of them without calls,
@@ -140,16 +140,18 @@ class Limits:
     """Bounds of one listener, over all its connections unless said otherwise."""
 
     message_bytes: int = MAX_MESSAGE_BYTES
-    """Of one received message."""
+    """The limit of one received message."""
     calls: int = 16_384
     """Unary calls and streams that are open at once."""
     connections: int = MOST_CONNECTIONS
     """At most; half of the files the process may open, if that is less."""
     connections_per_address: int = 0
-    """Of one client address (`server.rpc.listener`); 0: half of all connections."""
+    """The limit for one client address (`server.rpc.listener`); 0: half of all connections."""
 
     unsent_bytes: int = 64 << 20
-    """Of answers that wait for one connection's client to read them; the native engine only."""
+    """The limit of answers that wait for one connection's client to read them; the native engine
+    only.
+    """
 
     @property
     def buffered_bytes(self) -> int:

@@ -38,7 +38,7 @@ MAX_WAITING = 16_384
 MAX_WAITING_BYTES = 64 << 20
 Context = grpc.aio.ServicerContext[Any, Any]
 _ENDED = (grpc.aio.BaseError, grpc.aio.UsageError, grpc.RpcError)
-"""What gRPC raises in a handler whose call was aborted, or whose client is gone."""
+"""The exceptions that gRPC raises in a handler whose call was aborted, or whose client is gone."""
 
 
 class OverloadedError(StatusError):

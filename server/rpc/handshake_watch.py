@@ -28,7 +28,7 @@ from server.rpc.credentials import (
 _CHANGE_CIPHER_SPEC, _ALERT, _HANDSHAKE, _ENCRYPTED = 20, 21, 22, 23
 _HEADER_BYTES: Final = 5
 _KEPT_BYTES: Final = 8
-"""Of a record's body."""
+"""The bytes of a record's body that are kept."""
 _ALERT_BYTES: Final = 2
 _ENCRYPTED_ALERT_BYTES: Final = _ALERT_BYTES + 1 + 16
 """With the type and the tag of any cipher of TLS 1.3 that OpenSSL and gRPC use."""
@@ -83,7 +83,7 @@ class HandshakeWatch:
         self.is_over = False
         self._client, self._server = Records(), Records()
         self._flight: Record | None = None
-        """How the client's answer to the server's hello begins."""
+        """The first bytes of the client's answer to the server's hello."""
         self._server_spoke = self._server_changed_cipher = False
 
     def client_sent(self, data: bytes) -> None:

@@ -24,7 +24,7 @@ from storage.model.errors import TidemarkError
 
 MAX_HEADER_BYTES = 16 << 10
 MAX_BODY_BYTES = 4 << 20
-"""Of one request. TiDB sends the placement rules of a whole schema at once."""
+"""The limit of one request. TiDB sends the placement rules of a whole schema at once."""
 MAX_BUFFERED_BYTES = 64 << 20
 """Bodies that are received or answered now, and answers that clients have not read yet,
 on all connections.
@@ -34,7 +34,7 @@ MAX_CONNECTIONS = 512
 longest time.
 """
 REQUEST_S = 10.0
-"""From a request's first byte to its last."""
+"""The time from a request's first byte to its last."""
 ANSWER_S = 30.0
 IDLE_S = 90.0
 """Between two requests of a connection; Go's clients keep theirs as long."""
@@ -70,7 +70,7 @@ class Http1Front:
         self.buffered_bytes = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.connections: dict[Http1Connection, None] = {}
-        """In the order in which they became idle, or were made."""
+        """The connections in the order in which they became idle, or were made."""
 
     def admit(self, connection: "Http1Connection") -> bool:
         """Take a connection in; False: all are at work."""

@@ -24,7 +24,7 @@ class Recheck:
         self._timer: asyncio.TimerHandle | None = None
         self._checked_s = self._loop.time()
         self._limit: asyncio.Timeout | None = None
-        """Of the work that is waited for now."""
+        """The timeout of the work that is awaited now."""
         self._refusal: StatusError | None = None
 
     def __enter__(self) -> Self:

@@ -38,7 +38,7 @@ class Reloaded(Generic[T]):
         self._looked_s = time.monotonic()
         self._made = make()
         self.version = 0
-        """How often it was made anew."""
+        """The number of times that it was made again."""
 
     def current(self) -> T:
         """The latest that could be used; files are looked at once a second at most."""

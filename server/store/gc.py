@@ -59,7 +59,7 @@ class CollectorParts:
     rate: ByteRate
     ratio_threshold: float
     destroy_share: float = 1.0
-    """Of the time that destroying ranges may work; the rest is left to others."""
+    """The share of time in which ranges may be destroyed; the rest is left to others."""
 
 
 class Collector:

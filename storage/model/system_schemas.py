@@ -9,7 +9,7 @@ from typing import Final
 _BOTH: Final = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
 
 WATERMARK_SCHEMA: Final = "changefeed_dump"
-"""Where dumps and heartbeats write their watermarks on a MySQL or MariaDB server."""
+"""The schema in which dumps and heartbeats write their watermarks on a MySQL or MariaDB server."""
 
 OF_MYSQL: Final = _BOTH | {WATERMARK_SCHEMA}
 

@@ -220,7 +220,7 @@ class Draft(Versions):
 Command = Callable[[Draft], Any]
 """A decision bound to its request; what it returns is the command's result."""
 STEP_KEYS = 1024
-"""How many keys a command over a range looks at before it lets others have their turn."""
+"""The keys that a command over a range looks at before it lets others have their turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class RangeGC:
 
     def __init__(self, reader: Reader, lower: bytes, upper: bytes, safe_point: int) -> None:
         self.left = VersionCounts()
-        """What remains, once all batches were taken."""
+        """The counts of what remains, once all batches were taken."""
         self.deleted_versions = 0
         self._reader = reader
         self._bounds = column_range(WRITE_COLUMN, lower, upper)

@@ -29,7 +29,7 @@ from storage.value_log import Pointer
 COMMIT_PREFIX, PREWRITE_PREFIX, SEGMENT_PREFIX = b"c", b"p", b"m"
 START = Pointer(0, 0, 0)
 WAITING_BYTES = 512
-"""What a prewrite without an outcome takes in memory, rounded up: its position, not its rows."""
+"""The memory of a prewrite without an outcome, rounded up: its position, not its rows."""
 _STATE_KEY, _GC_KEY = b"s", b"g"
 _STATE_VERSION = 1
 _STATE = struct.Struct("<BIQIQQ")

@@ -46,7 +46,7 @@ REPLAY_BATCH = 1024
 _READERS = 4
 T = TypeVar("T")
 IndexedRecord: TypeAlias = tuple[Pointer, Entry]
-"""What the index needs of a record of the log: where it is, and its entry."""
+"""The part of a record of the log that the index needs: its place, and its entry."""
 
 
 class PumpBusyError(UnavailableError):

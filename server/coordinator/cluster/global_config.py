@@ -21,8 +21,8 @@ from storage.meta.meta import Delete, Get, KeyValue, Op, Put, WatchEvent
 
 ROOT = "/global/config/"
 RESOURCE_GROUP = "resource_group/"
-"""Where TiDB's resource control keeps its settings,
-which TiDB 7.0 reads through these calls; nobody writes there.
+"""The prefix of the settings of TiDB's resource control, which TiDB 7.0 reads through these calls;
+nobody writes there.
 """
 
 

@@ -70,7 +70,7 @@ class Leadership:
         """Monotonic seconds; what was seen before says nothing about it."""
         self._deadline = deadline
         self.refusal = refusal
-        """What is answered once it has ended."""
+        """Makes the error for calls after it has ended."""
         self._timeouts: dict[asyncio.Timeout, None] = {}
 
     @property

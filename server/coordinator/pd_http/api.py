@@ -37,8 +37,8 @@ _SCAN_REGIONS = 16
 _SLICE_REGIONS = 1024
 """Looked at in one turn of the loop: a cluster has up to a million."""
 _MAX_REGIONS = 1024
-"""In one answer: making it stops the timestamps for some milliseconds. The rest is had by
-`regions/key`.
+"""The limit of regions in one answer: making it stops the timestamps for some milliseconds.
+`regions/key` gives the rest.
 """
 
 LeaderHandler = Callable[[LeaderTerm, Request, Sequence[str]], Awaitable[Answer]]

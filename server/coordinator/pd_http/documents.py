@@ -18,7 +18,8 @@ _DISCONNECTED_S, _DOWN_S = 20, 30 * 60
 _NS = 1_000_000_000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 VERSION = "v8.5.0"
-"""Of the PD whose API this is, as the stores report theirs; clients choose features by it."""
+"""The version of PD that this API is of, as stores report theirs; clients choose features by it.
+"""
 
 
 def member(one: pdpb_pb2.Member) -> dict[str, Any]:

@@ -32,7 +32,7 @@ DEFAULT_RULE: Document = {
     "is_witness": False,
     "count": 1,
 }
-"""What PD begins with, for one copy of each region."""
+"""PD's first rule, for one copy of each region."""
 _ROLES = ("voter", "leader", "follower", "learner")
 _OPERATORS = ("in", "notIn", "exists", "notExists")
 _MAX_ID_BYTES = 1024

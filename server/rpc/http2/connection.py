@@ -39,7 +39,7 @@ _CHECKED_BYTES, _FRAME_COST_BYTES = 4096, 256
 """After so many bytes, each frame counting some more, the clock is looked at: is the turn over?"""
 _RESETS, _RESETS_PER_S = 20_000, 1000
 FrameHandler = Callable[[int, int, bytes], None]
-"""Of flags, stream and payload."""
+"""Takes flags, stream and payload."""
 _SETTINGS, _SETTINGS_PER_S = 50, 1
 _ENABLE_PUSH, _INITIAL_WINDOW, _MAX_FRAME = 2, 4, 5
 _MAX_BLOCK_FRAMES = 64

@@ -26,8 +26,8 @@ PRIORITIZED = 0x20
 
 HEADER_BYTES = 9
 MAX_FRAME_BYTES = 16_384
-"""Of what we receive: the default, so that no peer has to learn it. Greater ones would spare next
-to nothing.
+"""The limit of frames that we receive: the default, so that no peer has to learn it. Greater ones
+would spare next to nothing.
 """
 MAX_WINDOW = (1 << 31) - 1
 DEFAULT_WINDOW = 65_535

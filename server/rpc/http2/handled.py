@@ -30,9 +30,13 @@ from storage.defect import request_error
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 _TURN_BYTES = 64 << 10
 _MESSAGE_COST_BYTES = 64
-"""What an answer counts beyond its bytes, of what one call may write in a turn of the loop."""
+"""The bytes that an answer counts beyond its own, towards what one call may write in a turn of the
+loop.
+"""
 _LEAST_STARTS, _MOST_STARTS = 4, 16
-"""Of handlers in one turn of the loop: fewer while turns are slower than `_SLOW_TURN_S`."""
+"""The least and most handlers that start in one turn of the loop: fewer while turns are slower than
+`_SLOW_TURN_S`.
+"""
 _SLOW_TURN_S = 0.02
 
 

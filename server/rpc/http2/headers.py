@@ -38,7 +38,7 @@ Field = tuple[bytes, bytes]
 
 MAX_TABLE_BYTES = 4096
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 256, 32 << 10
-"""Of blocks and their fields that one connection remembers."""
+"""The header blocks, and bytes of their fields, that one connection remembers."""
 _FIELD_BYTES = 32  # what the RFC adds to the size of each
 Metadata = tuple[tuple[str, str | bytes], ...]
 _PSEUDO = {b":method", b":scheme", b":path", b":authority"}
@@ -197,7 +197,7 @@ class RequestHead:
     """`/package.Service/Method`."""
     invocation_metadata: Metadata
     encoding: bytes
-    """Of compressed messages; empty: there are none."""
+    """The encoding of compressed messages; empty: there are none."""
 
 
 def read_head(fields: tuple[Field, ...]) -> tuple[RequestHead, float | None]:
@@ -302,7 +302,7 @@ _CONTENT_TYPE = _literal(b"content-type", b"application/grpc")
 _ENCODINGS = _literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
 
 RESPONSE_HEAD = _STATUS_200 + _CONTENT_TYPE
-"""What comes before the first message of a call that has no metadata of its own."""
+"""The header block before the first message of a call that has no metadata of its own."""
 TRAILERS_OK = _literal(b"grpc-status", b"0")
 
 

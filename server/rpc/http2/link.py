@@ -33,7 +33,7 @@ _FRAME_WITHIN_S = 30.0
 _REQUEST_WITHIN_S, _REQUEST_BYTES_PER_S = 30.0, 4096
 _EVICTABLE_AFTER_S = 1.0
 _IDENTITY_KINDS = ("DNS", "URI", "email", "IP Address")
-"""As the `ssl` module calls them."""
+"""The names that the `ssl` module has for them."""
 
 
 class Link(asyncio.Protocol):

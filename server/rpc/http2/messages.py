@@ -12,7 +12,7 @@ PREFIX_BYTES = 5
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 _MAX_INFLATED_BYTES = 64 << 20
 _TURN_BYTES = 256 << 10
-"""What one call of `feed` decompresses at most; about a millisecond."""
+"""The most that one call of `feed` decompresses; about a millisecond."""
 _PIECE_BYTES = 16 << 10
 
 

@@ -13,11 +13,11 @@ class Bounds:
     metadata_bytes: int
     streams: int
     pings: int
-    """In a burst, while it is sent nothing."""
+    """Pings in a burst, while it is sent nothing."""
     pings_per_s: float
     unsent_bytes: int = 64 << 20
-    """Of answers that wait for it; one that would let more wait is not kept,
-    and its call says so.
+    """The limit of answers that wait for it; one that would let more wait is not kept, and its call
+    says so.
     """
 
 
@@ -26,9 +26,9 @@ class Peer:
     """The peer's address and its TLS identity."""
 
     address: str
-    """As gRPC writes it: `ipv4:127.0.0.1:1234`."""
+    """The address as gRPC writes it: `ipv4:127.0.0.1:1234`."""
     auth: Mapping[str, tuple[bytes, ...]]
-    """What TLS knows."""
+    """The properties of its TLS certificate."""
 
 
 UNKNOWN_PEER = Peer("unknown", {})

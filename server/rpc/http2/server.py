@@ -50,12 +50,12 @@ _TICK_S = 2.0
 _HANDSHAKE_S = 10.0
 _CLOSE_S = 1.0
 _TURN_S, _LEAST_TURN_S = 0.01, 0.0005
-"""Of the loop: what all connections together, and what one of very many,
-may take for what they received.
+"""The time of one turn of the loop that all connections together, and one of very many, may take
+for what they received.
 """
 _CALLS_OF_ANY_CONNECTION = 16
-"""Who has fewer calls open may open one while any is left; who has more,
-while at least as many are left for all.
+"""A connection with fewer open calls may open one while any is left; one with more, while at least
+as many are left for all.
 """
 _EVICTED_AT_ONCE = 32
 _NONE_IDLE_S = 0.1

@@ -45,13 +45,13 @@ from server.rpc.http2.peer import UNKNOWN_PEER, Bounds, TokenBucket
 STREAM_WINDOW = 1 << 20
 """Bytes of DATA a call may be sent ahead of whoever reads it; SETTINGS say so."""
 FRAME_COST_BYTES = 256
-"""What a DATA frame counts beyond its bytes, of what one turn may write:
-a peer may let us send a byte at a time.
+"""The bytes that a DATA frame counts beyond its own, towards what one turn may write: a peer may
+let us send a byte at a time.
 """
 MAX_UNSENT_BYTES = 256 << 10
-"""What of its answers may wait for the peer before whoever writes them has to wait."""
+"""The bytes of its answers that may wait for the peer before their writer has to wait."""
 ROOM_BYTES = 128 << 10
-"""What answers may put into the socket in one turn of the loop, if it takes that."""
+"""The bytes of answers that go to the socket in one turn of the loop, if it takes them."""
 MAX_UNREAD_BYTES = 1 << 20
 """While more than this of finished calls' answers waits for the peer,
 no handler of another unary call starts.
@@ -147,7 +147,9 @@ class Stream(ABC):
         self.remote_closed = self.closed = self._head_sent = False
         self._credit = STREAM_WINDOW
         self.asked_again: RequestHead | None = None
-        """What it began with, where it is to end once its client may not make it any more."""
+        """The call's head, if the call must end once its client may not make it any more; else
+        None.
+        """
         self._unsent: deque[bytes | memoryview] | None = None
         self._trailers = b""
 
@@ -419,15 +421,15 @@ class ConnectionState:
         """`wake` is called when there is something to send and nobody is about to look."""
         self.streams: dict[int, Stream] = {}
         self.waiting: OrderedDict[int, Stream] = OrderedDict()
-        """Those whose DATA may go out in the next turn, window and socket allowing;
-        not those without a window.
+        """Streams whose DATA may go out in the next turn, window and socket allowing; not those
+        without a window.
         """
         self.starting: OrderedDict[int, Stream] = OrderedDict()
         """Unary calls whose handlers wait for their turn."""
         self.gated = False
         """They wait until the peer has read answers."""
         self.unpacking: OrderedDict[int, Stream] = OrderedDict()
-        """Those with a compressed message that needs more turns."""
+        """Streams with a compressed message that needs more turns."""
         self.room = ROOM_BYTES
         """Bytes of DATA that may still be written in this turn; 0 while the socket is full."""
         self.last_stream = 0
@@ -435,10 +437,10 @@ class ConnectionState:
         self.window = self.initial_window = DEFAULT_WINDOW
         self.peer_frame_bytes = MAX_FRAME_BYTES
         self.unsent_bytes = 0
-        """Of answers that wait for the peer."""
+        """The bytes of answers that wait for the peer."""
         self.max_unsent_bytes = bounds.unsent_bytes
         self.unread_bytes = 0
-        """Of those, what belongs to calls that are over but for their peer."""
+        """The part of those that belongs to calls that are over but for their peer."""
         self.answers = 0
         """Messages sent; pings between them are no flood."""
         self.ready = False
