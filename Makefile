@@ -68,7 +68,7 @@ $(VENV)/readers/.locked: tests/readers.lock | $(VENV)/.locked
 	@touch $@
 
 .PHONY: run
-run: setup $(if $(filter delta,$(LAKE)),jars) ## Run the demo: a bank, a lake, and the proof that they are equal (ARGS="--keep" leaves it up)
+run: setup $(if $(filter delta iceberg,$(LAKE)),jars) ## Run the demo: a bank, a lake, and the proof that they are equal (ARGS="--keep" leaves it up)
 	$(BIN)/tidemark demo --data-dir $(DATA) --lake $(LAKE) $(ARGS)
 
 .PHONY: play

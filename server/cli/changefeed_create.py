@@ -312,7 +312,7 @@ def _created(shown: dict[str, Any], *, dumps: bool) -> Iterator[str]:
     more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
     word = "table" if len(tables) == 1 else "tables"
     named = f" ({', '.join(tables[:_NAMED])}{more})" if tables else ""
-    yield f"changefeed {name} is made: {len(tables)} {word}{named} → {shown['sink_uri']}"
+    yield f"changefeed {name} is created: {len(tables)} {word}{named} → {shown['sink_uri']}"
     if left_out := shown["ignored_tables"]:
         yield f"left out: {', '.join(left_out)}"
     since = time_of(shown["start_ts"])

@@ -114,7 +114,7 @@ class ForeignClient:
     at every call, for ever. So after some failures one after the other there is a new one.
     """
 
-    name = "tikv-client 0.0.4 (foreign)"
+    name = "tikv-client 0.0.4 (not our code)"
 
     def __init__(self, inner: Any, connect: Callable[[], Awaitable[Any]]) -> None:
         """`connect` makes another `inner`."""

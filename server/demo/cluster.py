@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import random
+import shlex
 import signal
 import socket
 import sys
@@ -131,6 +132,12 @@ async def json_line(process: Process, log: Path) -> dict[str, Any]:
         )
     document: dict[str, Any] = json.loads(line)
     return document
+
+
+def path_from_here(path: Path) -> str:
+    """The path as it can be pasted into a shell in the working directory."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here)) if path.is_relative_to(here) else str(path))
 
 
 def _tail(log: Path) -> str:

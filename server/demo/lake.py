@@ -32,7 +32,7 @@ from server.demo.cluster import json_line, open_process
 from server.rpc.client import connect
 from storage.model.errors import InvalidError
 
-FORMATS = ("delta", "parquet")
+FORMATS = ("delta", "iceberg", "parquet")
 _POLL_SECONDS = 0.5
 _RPC_SECONDS = 30.0
 Row = tuple[object, ...]
@@ -60,7 +60,9 @@ class Lake:
             ConfigError: an unknown format.
         """
         if lake_format not in FORMATS:
-            raise ConfigError(f"--lake is {' or '.join(FORMATS)}, not {lake_format!r}")
+            raise ConfigError(
+                f"--lake is {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {lake_format!r}"
+            )
         return cls(lake_format, directory)
 
     @property

@@ -7,8 +7,10 @@ each second, and a table of results at the end.
 
 import asyncio
 import random
+import shlex
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +20,17 @@ from server.config import setting
 from server.demo import bank as tables
 from server.demo.bank import Bank
 from server.demo.client import BankClient, connect, default_client
-from server.demo.cluster import Cluster, ProcessFailedError, open_process
-from server.demo.lake import Applied, JoinedLake, Lake, LakeJob, Proof, ensure_changefeed, prove
+from server.demo.cluster import Cluster, ProcessFailedError, open_process, path_from_here
+from server.demo.lake import (
+    FORMATS,
+    Applied,
+    JoinedLake,
+    Lake,
+    LakeJob,
+    Proof,
+    ensure_changefeed,
+    prove,
+)
 from server.demo.workload import Tally, Teller, open_accounts
 from server.rpc.pd import PdClient
 from server.spark.config import require_java
@@ -54,7 +65,7 @@ class DemoConfig:
     """The settings of the demo."""
 
     data_dir: str = setting("./data", "directory for the cluster, the lake and the logs")
-    lake: str = setting("delta", "delta (tables kept equal by MERGE) or parquet (a changelog)")
+    lake: str = setting("delta", "delta or iceberg (tables of rows), or parquet (a changelog)")
     transactions: int = setting(2000, "transfers to make")
     rate: int = setting(
         40, "transfers a second at most, all tellers together; 0: as fast as they can"
@@ -112,9 +123,41 @@ async def run_demo(config: DemoConfig) -> bool:
         async with LakeJob.started(cluster.endpoints["flight"], _CHANGEFEED, lake, data) as job:
             proof = await Day(config, cluster, job, data).run()
             if config.keep:
-                print("the cluster stays up; Ctrl-C ends it", flush=True)
+                print(hints_while_up(cluster.endpoints), flush=True)
                 await asyncio.Event().wait()
+    print(hints(config), flush=True)
     return proof.equal
+
+
+def hints(config: DemoConfig) -> str:
+    """What to try after the demo, as it can be pasted in this directory."""
+    tidemark = path_from_here(Path(sys.executable).parent / "tidemark")
+    demo = f"{tidemark} demo{' --any-ports' if config.any_ports else ''}"
+    other = next(each for each in FORMATS if each != config.lake)
+    data = shlex.quote(config.data_dir)
+    other_data = shlex.quote(f"{config.data_dir.rstrip('/')}-{other}")
+    return f"""
+What to try next (the bank and its lake stay in {data}):
+
+  {demo} --data-dir {data} --lake {config.lake} --keep       # the same bank goes on, until Ctrl-C
+  {demo} --data-dir {data} --lake {config.lake} --kills 3    # kill the whole cluster meanwhile
+  {demo} --data-dir {other_data} --lake {other}    # another kind of lake
+  {tidemark} play    # a MariaDB with a shop, a lake that follows it, and SQL on both
+"""
+
+
+def hints_while_up(endpoints: Mapping[str, str]) -> str:
+    """What to try while the cluster stays up."""
+    tidemark = path_from_here(Path(sys.executable).parent / "tidemark")
+    cli = f"{tidemark} cli --server {endpoints['capture']} --pd {endpoints['coordinator']}"
+    return f"""
+The cluster stays up until Ctrl-C. In another terminal, try:
+
+  {cli} changefeed list
+  {cli} doctor     # what is slow or stuck, and what helps
+  {cli} verify -c {_CHANGEFEED}    # compare lake and store once more
+
+A browser shows how the changefeed is, at http://{endpoints["capture"]}/."""
 
 
 async def _run_joined(config: DemoConfig) -> bool:
@@ -147,10 +190,11 @@ class Day:
         """Work until all transfers are made, wait for the lake, and compare."""
         progress = Progress(self._config.transactions, self._tally, self._job)
         async with asyncio.TaskGroup() as tasks:
+            shown = tasks.create_task(progress.run(), name="progress")
             # Followed from the start: a job that ends fails the group, wherever the day is.
             following = tasks.create_task(self._job.follow(), name="lake")
             await self._open()
-            shown = tasks.create_task(progress.run(), name="progress")
+            progress.begin_transfers()
             for _ in range(self._config.kills):
                 await self._work(kill_after_s=self._random.uniform(1.0, 6.0))
                 await self._cluster.start()
@@ -159,10 +203,11 @@ class Day:
                 self._config.client_kind, self._cluster.endpoints["coordinator"]
             ) as client:
                 await self._catch_up(await client.now())
-                shown.cancel()
+                progress.stage = "comparing lake and store: Spark starts again and reads all cuts"
                 proof = await prove(
                     self._bank, client, self._job.lake, self._opened_ts, self._logs / "proof.log"
                 )
+                shown.cancel()
                 print(summary(proof, self._tally, self._job, client.name), flush=True)
             following.cancel()
         return proof
@@ -180,7 +225,7 @@ class Day:
             bank = self._bank = Bank(accounts or self._config.accounts)
             print(
                 f"bank of {bank.accounts} accounts, total {bank.total}, {client.name}, seed "
-                f"{self._seed}; waiting for Spark's first cuts",
+                f"{self._seed}",
                 flush=True,
             )
             if not accounts:
@@ -288,25 +333,37 @@ def _tables() -> list[pb.Table]:
 
 
 class Progress:
-    """The line of progress; on a terminal it overwrites itself."""
+    """The line of progress, each second; on a terminal it overwrites itself."""
 
     def __init__(self, transactions: int, tally: Tally, job: Applied) -> None:
         self._transactions = transactions
         self._tally = tally
         self._job = job
-        self._began = time.monotonic()
+        self.stage = "waiting for the lake's first cuts: Spark takes a while to start"
+        """What goes on before and after the transfers; empty while they are made."""
+        self._began = self._transfers_began = time.monotonic()
+
+    def begin_transfers(self) -> None:
+        """Show from now on how many are made."""
+        self.stage = ""
+        self._transfers_began = time.monotonic()
 
     async def run(self) -> None:
         """Print until cancelled."""
-        end = "\r" if sys.stdout.isatty() else "\n"
+        end = "\033[K\r" if sys.stdout.isatty() else "\n"
         while True:
             await asyncio.sleep(_PROGRESS_SECONDS)
-            print(self._line(), end=end, flush=True)
+            print(self.line(), end=end, flush=True)
 
-    def _line(self) -> str:
+    def line(self) -> str:
+        """What goes on now."""
         done, job = self._tally.committed + self._tally.rolled_back, self._job
         elapsed = time.monotonic() - self._began
-        eta = f"ETA {elapsed / done * (self._transactions - done):3.0f} s" if done else "ETA   ? s"
+        if self.stage:
+            return f"[{elapsed:5.1f} s] {self.stage}  rows in the lake {job.rows}  cuts {job.cuts}"
+        transfers_s = time.monotonic() - self._transfers_began
+        left_s = transfers_s / done * (self._transactions - done) if done else 0.0
+        eta = f"ETA {left_s:3.0f} s" if done else "ETA   ? s"
         lag = (
             f"{time.time() - physical_ms(job.applied_ts) / 1000:5.1f} s"
             if job.applied_ts

@@ -16,12 +16,13 @@ from urllib.parse import quote
 
 import grpc.aio
 from pyspark_tidemark.jars import default_directory, install
+from pyspark_tidemark.java import LOG_ERRORS_ONLY
 from tidemarkpb.v1 import changefeed_pb2, dump_pb2
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from server.config import setting
-from server.demo.cluster import json_line, open_process
+from server.demo.cluster import json_line, open_process, path_from_here
 from server.play.mariadb import PASSWORD, USER, MariaDb
 from server.rpc.client import connect
 from server.spark.config import require_java
@@ -52,17 +53,6 @@ _SETTINGS = {
 }
 # Set after the tables are created: statements without rows would print a header, too.
 _HEADERS = "SET spark.sql.cli.print.header=true;\n"
-_QUIET = """\
-# Errors only. The threshold is the appender's: shells announce it if it is that of the root logger.
-rootLogger.level = warn
-rootLogger.appenderRef.console.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.filter.threshold.type = ThresholdFilter
-appender.console.filter.threshold.level = error
-"""
 _SHELL = """\
 #!/bin/bash
 # A Spark SQL shell over the lake; -e 'STATEMENT' and -f FILE as of spark-sql. It leaves out what the JVM
@@ -284,7 +274,10 @@ async def _trade(server: MariaDb) -> None:
 
 def hints(data: Path, config: PlayConfig, endpoints: Mapping[str, str]) -> str:
     """What to try, as it can be pasted in this directory."""
-    sql, tidemark = _from_here(data / "sql"), _from_here(Path(sys.executable).parent / "tidemark")
+    sql, tidemark = (
+        path_from_here(data / "sql"),
+        path_from_here(Path(sys.executable).parent / "tidemark"),
+    )
     cli = f"{tidemark} cli --server {endpoints['capture']} --pd {endpoints['coordinator']}"
     return f"""The lake has the shop and follows it. In another terminal, try:
 
@@ -296,15 +289,9 @@ def hints(data: Path, config: PlayConfig, endpoints: Mapping[str, str]) -> str:
   {cli} doctor     # what is slow or stuck, and what helps
   {cli} verify -c {CHANGEFEED}
 
-The last one compares the lake with MariaDB at one cut. The tables are Delta tables in {_from_here(data / "lake")}.
+The last one compares the lake with MariaDB at one cut. The tables are Delta tables in {path_from_here(data / "lake")}.
 A browser shows how the changefeed is, at http://{endpoints["capture"]}/.
 Ctrl-C ends everything. The data stay, and the next run goes on from there."""
-
-
-def _from_here(path: Path) -> str:
-    """The path as it can be pasted in this directory."""
-    here = Path.cwd()
-    return shlex.quote(str(path.relative_to(here)) if path.is_relative_to(here) else str(path))
 
 
 def write_shell(script: Path, lake: Path, tables: Iterable[str]) -> None:
@@ -320,7 +307,7 @@ def write_shell(script: Path, lake: Path, tables: Iterable[str]) -> None:
     settings = _SETTINGS | {"spark.jars": jars, "spark.sql.warehouse.dir": str(spark / "warehouse")}
     lines = "".join(f"{name} {value}\n" for name, value in settings.items())
     (spark / "spark-defaults.conf").write_text(lines, encoding="utf-8")
-    (spark / "log4j2.properties").write_text(_QUIET, encoding="utf-8")
+    (spark / "log4j2.properties").write_text(LOG_ERRORS_ONLY, encoding="utf-8")
     (spark / "tables.sql").write_text(
         "".join([*_statements(lake, tables), _HEADERS]), encoding="utf-8"
     )

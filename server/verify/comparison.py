@@ -138,7 +138,7 @@ class Comparison:
         Raises:
             VerifyLakeError: the lake cannot be read, or not be repaired.
         """
-        ours, theirs = await self._both("key ranges are summed", Ranges())
+        ours, theirs = await self._both("comparing checksums of key ranges", Ranges())
         unequal = differing(ours, theirs)
         report = TableReport(
             self._table.name, ours.rows, theirs.rows, len(unequal), ts=self._table.ts
@@ -152,7 +152,7 @@ class Comparison:
             # Too many rows to look at them all: finer ranges leave out more of those that are
             # equal.
             ours, theirs = await self._both(
-                "ranges that differ are divided and summed", divided(unequal)
+                "comparing checksums of smaller ranges where they differ", divided(unequal)
             )
             unequal = differing(ours, theirs)
             chosen = affordable(unequal, ours, theirs, self._options.budget)
@@ -184,7 +184,7 @@ class Comparison:
         return range_checksums
 
     async def _look_at(self, ranges: Ranges, chosen: Sequence[int], report: TableReport) -> None:
-        self._progress.enter("rows of ranges that differ are read", self._table.name)
+        self._progress.enter("reading the rows of ranges that differ", self._table.name)
         ours = [part async for part in self._upstream_inside(ranges, chosen)]
         with self._progress.awaiting(LAKE):
             theirs = await self._lake.rows(self._table, ranges, chosen)
@@ -243,7 +243,7 @@ class Comparison:
         with tempfile.TemporaryDirectory(prefix="tidemark-repair-") as directory:
             files = {"gone": gone, "live": live}
             paths = {name: _written(Path(directory) / name, table) for name, table in files.items()}
-            self._progress.enter("the lake is repaired", self._table.name)
+            self._progress.enter("repairing the lake", self._table.name)
             with self._progress.awaiting(LAKE):
                 version = await self._lake.repair(self._table, **paths)
             return Repaired(len(gone), len(live), version)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-UPSTREAM: Final = "the upstream"
-LAKE: Final = "the lake's reader"
+UPSTREAM: Final = "the source"
+LAKE: Final = "the lake"
 
 
 class Progress:
@@ -15,7 +15,7 @@ class Progress:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started_s = self._stage_s = self._tables_s = clock()
-        self._stage = "the changefeed's records are read"
+        self._stage = "reading the changefeed's records"
         self._table = ""
         self._tables_total = self._tables_done = 0
         self._rows = self._rows_expected = self._rows_total = 0

@@ -95,17 +95,17 @@ async def verify(cluster: Cluster, request: Request, progress: Progress) -> Repo
         lake = await stack.enter_async_context(
             Lake.open(info.sink_uri, info.id, locked=locked, gently=request.gently)
         )
-        progress.enter("the lake's reader is started and finds the cut")
+        progress.enter("opening the lake and looking up its cut")
         with progress.awaiting(LAKE):
             cut = await lake.cut(request.at)
 
-        progress.enter(f"the tables at cut {cut.ts} are looked up")
+        progress.enter(f"looking up the tables at cut {cut.ts}")
         tables = await _tables(cluster.meta, info, lake, cut, request)
         if not tables:
             return Report(info.id, cut.ts, [], cut.mode)
         notes = await table_notes(cluster.meta, info, cut, tables)
 
-        progress.enter(f"the upstream is opened at cut {cut.ts}")
+        progress.enter(f"opening the source at cut {cut.ts}")
         with progress.awaiting(UPSTREAM):
             upstream = await stack.enter_async_context(
                 open_upstream(cluster, info, tables, gently=request.gently)
@@ -121,7 +121,7 @@ async def verify(cluster: Cluster, request: Request, progress: Progress) -> Repo
             if request.on_report is not None:
                 await request.on_report(report)
             progress.end_table()
-        progress.enter("what was opened is closed")
+        progress.enter("closing lake and source")
     return Report(
         info.id, cut.ts, reports, cut.mode, None if options.sample is None else options.sample.seed
     )
@@ -153,7 +153,7 @@ async def _sampled(lake: Lake, table: Table, sample: Sample, progress: Progress)
     column = table.span_column
     if column is None:
         return table
-    progress.enter("the lake's keys are counted, to choose ranges", table.name)
+    progress.enter("counting the lake's keys, to choose ranges", table.name)
     with progress.awaiting(LAKE):
         extent = await lake.extent(table)
     return replace(table, spans=KeySpans(column, tuple(sample.of(table.name, extent.slots()))))

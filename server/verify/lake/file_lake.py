@@ -33,7 +33,7 @@ from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.opening import kept_cuts, opened_lake
 from pyspark_tidemark.lake.reading import table_frame
 from pyspark_tidemark.lake.schema import VALID_FROM, VALID_TO
-from pyspark_tidemark.lake.session import open_session
+from pyspark_tidemark.lake.session import errors_only, open_session
 from pyspark_tidemark.lake.soft_delete import IS_DELETED
 from pyspark_tidemark.lake.target import Repair, StoredTable, open_connector
 from pyspark_tidemark.sink_uri import SinkUri
@@ -229,7 +229,8 @@ class FileLake:
                 driver_memory="1g",
                 directory=self._directory,
                 lake=self._uri.format,
-                extra={},
+                # It prints to the terminal of whoever verifies.
+                extra=errors_only(self._directory.resolve()),
             )
         return self._session
 

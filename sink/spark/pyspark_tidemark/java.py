@@ -31,6 +31,18 @@ _ADVICE = (
 
 
 QUIET = "-Xlog:cds=error -Xlog:cds+dynamic=error"
+LOG_ERRORS_ONLY = """\
+# Errors only. The threshold is the appender's: shells announce it if it is that of the root logger.
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.filter.threshold.type = ThresholdFilter
+appender.console.filter.threshold.level = error
+"""
+"""`log4j2.properties` by which Spark logs errors only, to standard error."""
 """Options that silence what Java warns of: every class that an archive cannot hold, and an archive
 that does not fit.
 """

@@ -30,7 +30,9 @@ def test_what_a_verb_has_done_is_said_in_short(cluster):
 
     create = ("create", "--sink-uri", "parquet:///lake/feed", "--tables", str(tables))
     made, since, state = said(*create)
-    assert made == f"changefeed feed is made: 4 tables ({', '.join(NAMES)}) → parquet:///lake/feed"
+    assert (
+        made == f"changefeed feed is created: 4 tables ({', '.join(NAMES)}) → parquet:///lake/feed"
+    )
     assert since.endswith("older rows come by tidemark cli changefeed dumpstart -c feed")
     assert state == "its state: tidemark cli changefeed query -c feed"
     assert said("pause")[0].startswith("changefeed feed is paused at 20")

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jars import default_directory, install, installed, of_stores
-from pyspark_tidemark.java import java_options
+from pyspark_tidemark.java import LOG_ERRORS_ONLY, java_options
 from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.lake.registry import FORMATS, find_format
 
@@ -108,6 +108,15 @@ def open_session(
     session.sparkContext.setLogLevel("WARN")
     _silence_trigger(session)
     return session
+
+
+def errors_only(directory: Path) -> dict[str, str]:
+    """Settings by which Spark's driver logs errors only, from its first line on."""
+    properties = directory / "log4j2.properties"
+    directory.mkdir(parents=True, exist_ok=True)
+    properties.write_text(LOG_ERRORS_ONLY, encoding="utf-8")
+    options = "spark.driver.extraJavaOptions"
+    return {options: f"{_BASE[options]} -Dlog4j2.configurationFile={properties.as_uri()}"}
 
 
 def _silence_trigger(session: SparkSession) -> None:

@@ -31,22 +31,22 @@ def test_a_line_names_stage_table_rows_what_is_waited_for_and_the_time_to_go():
     progress = Progress(clock)
     assert progress.eta_s is None
     clock.now += 5
-    assert progress.line() == "the changefeed's records are read (5 s in all)"
+    assert progress.line() == "reading the changefeed's records (5 s in all)"
     progress.begin_tables(3)
-    progress.enter("key ranges are summed", "shop.a")
+    progress.enter("comparing checksums of key ranges", "shop.a")
     with progress.awaiting(UPSTREAM), progress.awaiting(LAKE):
         progress.read(50)
         clock.now += 10
         assert progress.eta_s is None, "nothing tells yet how many rows there are"
         progress.expect(200)
         assert progress.line() == (
-            "shop.a: key ranges are summed, 0 of 3 tables done, 50 of 200 rows, 5 rows/s, "
-            "waiting for the lake's reader and the upstream for 10 s, about 110 s to go (15 s in "
+            "shop.a: comparing checksums of key ranges, 0 of 3 tables done, 50 of 200 rows, 5 rows/s, "
+            "waiting for the lake and the source for 10 s, about 110 s to go (15 s in "
             "all)"
         )
     progress.read(150)
     progress.end_table()
-    progress.enter("key ranges are summed", "shop.b")
+    progress.enter("comparing checksums of key ranges", "shop.b")
     document = progress.document()
     assert (document["tables_done"], document["tables"], document["rows_total"]) == (1, 3, 200)
     assert (document["table"], document["waiting_for"], document["eta_seconds"]) == (
@@ -60,15 +60,15 @@ def test_while_only_the_lake_is_awaited_nobody_promises_a_time():
     clock = Clock()
     progress = Progress(clock)
     progress.begin_tables(1)
-    progress.enter("key ranges are summed", "shop.a")
+    progress.enter("comparing checksums of key ranges", "shop.a")
     with progress.awaiting(LAKE):
         progress.read(200)
         progress.expect(200)
         clock.now += 20
         # It said `about 0 s to go` for half a minute, and a rate that fell.
         assert progress.line() == (
-            "shop.a: key ranges are summed, 0 of 1 tables done, 200 rows, waiting for the lake's "
-            "reader for 20 s (20 s in all)"
+            "shop.a: comparing checksums of key ranges, 0 of 1 tables done, 200 rows, waiting for the "
+            "lake for 20 s (20 s in all)"
         )
         assert progress.document()["eta_seconds"] is None
     assert progress.eta_s == 0
@@ -85,7 +85,7 @@ def test_when_all_is_done_there_is_nothing_to_go():
 async def test_progress_is_told_while_nothing_comes(monkeypatch, capsys, as_json):
     monkeypatch.setattr(verify, "_EVERY_S", 0.001)
     progress, said = Progress(), ""
-    progress.enter("key ranges are summed", "shop.a")
+    progress.enter("comparing checksums of key ranges", "shop.a")
     telling = asyncio.get_running_loop().create_task(_tell(progress, as_json=as_json))
     async with asyncio.timeout(30):
         while said.count("\n") < 2:
@@ -100,12 +100,12 @@ async def test_progress_is_told_while_nothing_comes(monkeypatch, capsys, as_json
 
 async def test_the_deadline_names_the_stage(monkeypatch):
     async def hangs(remote, arguments, progress):
-        progress.enter("key ranges are summed", "shop.a")
+        progress.enter("comparing checksums of key ranges", "shop.a")
         with progress.awaiting(LAKE):
             await asyncio.Event().wait()
 
     monkeypatch.setattr(verify, "_compared", hangs)
-    expected = r"no result within 0.01 s: shop\.a: key ranges are summed, waiting for the lake's reader .*--table"
+    expected = r"no result within 0.01 s: shop\.a: comparing checksums of key ranges, waiting for the lake .*--table"
     with pytest.raises(VerifyTimeoutError, match=expected):
         await _in_time(None, argparse.Namespace(timeout=0.01), Progress())
 

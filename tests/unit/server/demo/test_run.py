@@ -1,0 +1,48 @@
+"""What the demo prints besides its results."""
+
+import shlex
+
+import pytest
+
+from server.cli.daemon import demo_parser
+from server.demo.lake import FORMATS, Lake
+from server.demo.run import DemoConfig, Progress, hints, hints_while_up
+from server.demo.workload import Tally
+
+
+class _Applied:
+    applied_ts, rows, cuts = 0, 60, 2
+
+
+@pytest.mark.parametrize("lake", FORMATS)
+def test_what_it_proposes_to_try_next_can_be_pasted(lake):
+    config = DemoConfig(data_dir="./my data", lake=lake, any_ports=True)
+    commands = [
+        shlex.split(line, comments=True)
+        for line in hints(config).splitlines()
+        if line.startswith("  ")
+    ]
+    demos = [vars(demo_parser().parse_args(words[2:])) for words in commands if words[1] == "demo"]
+    assert [(each["data_dir"], each["lake"] == lake) for each in demos[:2]] == [
+        ("./my data", True)
+    ] * 2
+    # The changefeed of a data directory has one lake: another one needs a directory of its own.
+    assert demos[2]["data_dir"] != "./my data"
+    assert demos[2]["lake"] != lake
+    Lake.at(demos[2]["data_dir"], demos[2]["lake"])
+    assert commands[3][1:] == ["play"]
+
+
+def test_what_it_proposes_while_the_cluster_is_up_names_its_ports():
+    shown = hints_while_up({"capture": "127.0.0.1:1", "coordinator": "127.0.0.1:2"})
+    assert "cli --server 127.0.0.1:1 --pd 127.0.0.1:2 verify -c bank" in shown
+
+
+def test_each_line_of_progress_says_what_goes_on_before_and_after_the_transfers():
+    progress = Progress(10, Tally(), _Applied())
+    assert "waiting for the lake's first cuts" in progress.line()
+    assert "rows in the lake 60  cuts 2" in progress.line()
+    progress.begin_transfers()
+    assert "transactions 0/10" in progress.line()
+    progress.stage = "comparing"
+    assert "] comparing  rows" in progress.line()
