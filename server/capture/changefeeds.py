@@ -30,6 +30,7 @@ from server.capture.errors import (
     ChangeInterruptedError,
     NotOwnerError,
     SnapshotLostError,
+    TargetTsError,
 )
 from server.capture.feed import Feed, FeedFactory
 from server.capture.history_keeper import keep_histories
@@ -251,13 +252,16 @@ class Changefeeds:
             TableIneligibleError: a table cannot be replicated, or the sink cannot hold its names.
             SourceUriError: the source has no such option, or not with this value.
             AuditUnsupportedError: the sink has no rows that could be compared.
-            ChangefeedStateError: its tables cannot change any more.
+            ChangefeedStateError: its tables cannot change any more, or it has to be paused first.
+            TargetTsError: readers may be behind the new target_ts already.
         """
         update.check()
         async with self._changing:
             feed = await self._changeable(changefeed)
             if update.rules:
                 _check_open(feed)
+            if update.target_ts is not None:
+                await _check_target(feed, update.target_ts)
             info = await self._updated_info(feed.info, update)
             for table in feed.tables:
                 check_names(table, format_of(info.sink_uri))
@@ -473,6 +477,7 @@ class Changefeeds:
             info,
             sink_uri=sink_uri,
             source_uri=source_uri,
+            target_ts=info.target_ts if update.target_ts is None else update.target_ts,
             audit_s=audit_s,
             retain_s=retention.age_s,
             retain_bytes=retention.size_bytes,
@@ -627,6 +632,24 @@ def _check_open(feed: Feed) -> None:
     if feed.info.state is State.REMOVED:
         raise ChangefeedStateError(
             f"the removal of changefeed {feed.id} has begun; remove it again to bring it to its end"
+        )
+
+
+async def _check_target(feed: Feed, target_ts: int) -> None:
+    """Refuse another end of a changefeed that has one already, or runs, or may be behind it.
+
+    Raises:
+        ChangefeedStateError, TargetTsError.
+    """
+    _check_open(feed)
+    if feed.info.state.is_running:
+        raise ChangefeedStateError(
+            f"changefeed {feed.id} is {feed.info.state}; pause it before its target_ts is changed"
+        )
+    now_ts = await feed.source.now() if target_ts else 0
+    if 0 < target_ts <= now_ts:
+        raise TargetTsError(
+            f"target_ts {target_ts} is not after the present {now_ts}: readers may be beyond it"
         )
 
 

@@ -243,6 +243,7 @@ def changefeed_update(request: pb.UpdateChangefeedRequest) -> ChangefeedUpdate:
         audit_s=request.audit_s if request.HasField("audit_s") else None,
         retention=_retention(request.retention) if request.HasField("retention") else None,
         reader_ttl_s=request.reader_ttl_s if request.HasField("reader_ttl_s") else None,
+        target_ts=request.target_ts if request.HasField("target_ts") else None,
         rules=tuple(request.filter),
         dumps=not request.no_dump,
     )

@@ -1,8 +1,10 @@
 """What `changefeed update` changes of a changefeed that exists.
 
-All but a new table filter is in force at once. A filter comes in force at a ts of its own, as a
-schema change does: `FilterPlan.ts` is the source's present, and the plan holds the tables that come
-there. The changefeed runs up to there with the
+All but a new table filter and a new target_ts is in force at once. A target_ts changes while the
+changefeed is stopped: a lake's job that runs would end at the former one.
+
+A filter comes in force at a ts of its own, as a schema change does: `FilterPlan.ts` is the source's
+present, and the plan holds the tables that come there. The changefeed runs up to there with the
 tables that both filters take. When everything up to there is at the target, the change is written:
 readers see tables that come and tables that go, and what the new ones hold is dumped.
 
@@ -47,6 +49,8 @@ class ChangefeedUpdate:
     audit_s: int | None = None
     retention: Retention | None = None
     reader_ttl_s: int | None = None
+    target_ts: int | None = None
+    """0: without end."""
     rules: Sequence[str] = ()
     """The new table filter."""
     dumps: bool = True
@@ -59,12 +63,12 @@ class ChangefeedUpdate:
             ParameterError: nothing is to be changed.
             SinkUriError, FilterRuleError: it is not valid.
         """
-        numbers = (self.audit_s, self.retention, self.reader_ttl_s)
+        numbers = (self.audit_s, self.retention, self.reader_ttl_s, self.target_ts)
         is_any_given = any(each is not None for each in numbers)
         if not (self.sink_uri or self.on_unclear_ddl or self.rules or is_any_given):
             raise ParameterError(
                 "nothing is to be updated: give --filter, --sink-uri, --on-unclear-ddl, --audit, "
-                "--retain or --reader-ttl"
+                "--retain, --reader-ttl or --target-ts"
             )
         if self.sink_uri:
             check_sink_uri(self.sink_uri)

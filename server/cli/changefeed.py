@@ -126,6 +126,10 @@ def _add_progress(verbs: Any, shared: argparse.ArgumentParser) -> None:
     synced.set_defaults(command=show_synced)
 
 
+def _end(text: str) -> int:
+    return 0 if text in ("none", "0") else timestamp(text)
+
+
 def _add_update(update: argparse.ArgumentParser) -> None:
     update.add_argument(
         "--sink-uri", default="", help="the same target, with another login or other options"
@@ -144,6 +148,12 @@ def _add_update(update: argparse.ArgumentParser) -> None:
     )
     update.add_argument(
         "--reader-ttl", type=period, metavar="DURATION", help=changefeed_create.READER_TTL_HELP
+    )
+    update.add_argument(
+        "--target-ts",
+        type=_end,
+        metavar="TSO|none",
+        help="of a paused or failed changefeed: replicate up to it, in the future, or without end",
     )
     update.add_argument(
         "--filter",
@@ -491,6 +501,7 @@ async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         audit_s=arguments.audit,
         retention=_retention_message(arguments.retain),
         reader_ttl_s=arguments.reader_ttl,
+        target_ts=arguments.target_ts,
         filter=rules,
         no_dump=arguments.no_dump,
         dry_run=arguments.dry_run,

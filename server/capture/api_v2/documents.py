@@ -373,12 +373,16 @@ def update(now: pb.Changefeed, body: bytes) -> pb.UpdateChangefeedRequest:
     audit_s = members.take("audit_seconds", _is_uint32, default=None)
     if audit_s is not None:
         request.audit_s = audit_s
+    target_ts = members.take("target_ts", _is_ts, default=None)
+    if target_ts is not None and target_ts != now.target_ts:
+        request.target_ts = target_ts
     _update_reading(members, now, request)
     if members.left:
         raise ParameterError(
-            f"{', '.join(sorted(members.left))}: only sink_uri, replica_config.filter.rules, "
-            "on_unclear_ddl, audit_seconds, retain_seconds, retain_bytes and reader_ttl_seconds of a "
-            "changefeed can be changed; for the rest, create another one"
+            f"{', '.join(sorted(members.left))}: only sink_uri, target_ts, "
+            "replica_config.filter.rules, on_unclear_ddl, audit_seconds, retain_seconds, "
+            "retain_bytes and reader_ttl_seconds of a changefeed can be changed; for the rest, "
+            "create another one"
         )
     return request
 

@@ -89,7 +89,7 @@ OPERATIONS: Final = (
         "update_changefeed",
         "PUT",
         "/changefeeds/{changefeed_id}",
-        "Change the table filter, how to log in at the sink, the audit, or what unclear DDL leads to",
+        "Change the table filter, target_ts, how to log in at the sink, the audit, or what unclear DDL leads to",
         "Changefeed",
         body="ChangefeedUpdate",
     ),
@@ -305,7 +305,12 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
         replica_config=_named("ReplicaConfig"),
         **_OPTIONS,
     ),
-    "ChangefeedUpdate": _object(sink_uri=_TEXT, replica_config=_named("ReplicaConfig"), **_OPTIONS),
+    "ChangefeedUpdate": _object(
+        sink_uri=_TEXT,
+        target_ts=_TSO | {"description": "of a stopped or failed changefeed; 0: without end"},
+        replica_config=_named("ReplicaConfig"),
+        **_OPTIONS,
+    ),
     "Tables": _object(eligible_tables=_TABLES, ineligible_tables=_TABLES),
     "Resume": _object(
         overwrite_checkpoint_ts=_TSO,

@@ -1385,6 +1385,7 @@ class UpdateChangefeedRequest(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
     READER_TTL_S_FIELD_NUMBER: _builtins.int
+    TARGET_TS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     """How to log in at the sink, which stays where it is; empty: as before."""
@@ -1397,6 +1398,8 @@ class UpdateChangefeedRequest(_message.Message):
     dry_run: _builtins.bool
     """Only say what the new filter would change."""
     reader_ttl_s: _builtins.int
+    target_ts: _builtins.int
+    """Up to where it replicates, 0: without end; left out: as before. Of a stopped or failed changefeed only."""
     @_builtins.property
     def filter(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The new table filter, as in CreateChangefeedRequest; empty: as before. It is in force when everything up to now is
@@ -1419,19 +1422,24 @@ class UpdateChangefeedRequest(_message.Message):
         dry_run: _builtins.bool = ...,
         retention: Global___Retention | None = ...,
         reader_ttl_s: _builtins.int | None = ...,
+        target_ts: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "audit_s", b"audit_s", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention", "target_ts", b"target_ts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "audit_s", b"audit_s", "dry_run", b"dry_run", "filter", b"filter", "id", b"id", "no_dump", b"no_dump", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention", "sink_uri", b"sink_uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "dry_run", b"dry_run", "filter", b"filter", "id", b"id", "no_dump", b"no_dump", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention", "sink_uri", b"sink_uri", "target_ts", b"target_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__audit_s: _TypeAlias = _typing.Literal["audit_s"]  # noqa: Y015
     _WhichOneofArgType__audit_s: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s"]  # noqa: Y015
     _WhichOneofReturnType__reader_ttl_s: _TypeAlias = _typing.Literal["reader_ttl_s"]  # noqa: Y015
     _WhichOneofArgType__reader_ttl_s: _TypeAlias = _typing.Literal["_reader_ttl_s", b"_reader_ttl_s"]  # noqa: Y015
+    _WhichOneofReturnType__target_ts: _TypeAlias = _typing.Literal["target_ts"]  # noqa: Y015
+    _WhichOneofArgType__target_ts: _TypeAlias = _typing.Literal["_target_ts", b"_target_ts"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__audit_s) -> _WhichOneofReturnType__audit_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reader_ttl_s) -> _WhichOneofReturnType__reader_ttl_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target_ts) -> _WhichOneofReturnType__target_ts | None: ...
 
 Global___UpdateChangefeedRequest: _TypeAlias = UpdateChangefeedRequest  # noqa: Y015
 

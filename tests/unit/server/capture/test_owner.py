@@ -513,6 +513,52 @@ async def test_a_changefeed_that_reaches_its_target_is_finished_and_lets_gc_go_o
     assert [each.info.id for each in await capture.records.load()] == ["next"]
 
 
+async def test_another_target_is_for_a_paused_changefeed_and_lies_in_the_future(capture, upstream):
+    owner = await capture.start()
+    feeds, upstream.now_ts = OwnerFeeds(owner), 1100
+    feed = await owner.create(new("feed", URI, 1000, 1015, [capture.table]))
+
+    async def latest(since_ts):
+        return await asyncio.to_thread(feeds.latest, "feed", None, since_ts, None, None, Poll(10.0))
+
+    async def goes_on_with(target_ts, resolved_ts):
+        """Paused and resumed with another target."""
+        await owner.pause("feed")
+        await until(lambda: not upstream.subscriptions)
+        await owner.update("feed", ChangefeedUpdate(target_ts=target_ts))
+        await owner.resume("feed")
+        await until(lambda: upstream.subscriptions)
+        upstream.commit(resolved_ts - 1, 1, resolved_ts)
+        upstream.resolve(resolved_ts)
+
+    async def refused(target_ts, error, why):
+        with pytest.raises(error, match=why):
+            await owner.update("feed", ChangefeedUpdate(target_ts=target_ts))
+        assert feed.info.target_ts == 1015
+
+    await refused(1200, ChangefeedStateError, "pause it before")
+    await owner.pause("feed")
+    for past in (1, 1014, 1016, 1100):
+        await refused(past, TargetTsError, "is not after the present")
+    await owner.update("feed", ChangefeedUpdate(target_ts=1200))
+    # It is durable, and all that changed.
+    assert [each.info for each in await capture.records.load()] == [feed.info]
+    assert (feed.info.target_ts, feed.info.state, feed.checkpoint_ts) == (1200, "stopped", 1000)
+    await owner.resume("feed")
+    await until(lambda: upstream.subscriptions)
+    upstream.resolve(1300)
+    assert await latest(1000) == feeds.describe("feed").target_ts == 1200
+
+    await goes_on_with(0, 1400)
+    assert await latest(1200) == 1400
+    await goes_on_with(1500, 1600)
+    assert await latest(1400) == 1500
+    await asyncio.to_thread(feeds.ack, "feed", None, 1500)
+    await until(lambda: feed.released)
+    with pytest.raises(ChangefeedStateError, match="is finished"):
+        await owner.update("feed", ChangefeedUpdate(target_ts=0))
+
+
 async def test_names_that_the_sink_cannot_hold_are_refused_at_create_and_at_update(capture):
     owner = await capture.start()
     table = TableInfo.build(102, "odd", [Column.bigint("id"), Column.bigint("n" * 64)])

@@ -307,7 +307,9 @@ async def test_changes_are_passed_on():
     retention = pb.Retention(retain_s=60)
     expected = pb.UpdateChangefeedRequest(id="orders", retention=retention, reader_ttl_s=5)
     assert requests[-1] == expected
-    for refused in ({"target_ts": 9}, {"replica_config": {"ignore_ineligible_table": True}}):
+    _, _, requests = await asked("PUT", "/api/v2/changefeeds/orders", {"target_ts": 9})
+    assert requests[-1] == pb.UpdateChangefeedRequest(id="orders", target_ts=9)
+    for refused in ({"start_ts": 9}, {"replica_config": {"ignore_ineligible_table": True}}):
         status, answer, _ = await asked("PUT", "/api/v2/changefeeds/orders", refused)
         assert (status, answer["error_code"]) == (400, "TM:ErrAPIInvalidParam")
 
