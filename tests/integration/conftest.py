@@ -13,8 +13,14 @@ LONGEST: Final = (
     "lake/test_evolution.py",
     "lake/test_aged.py",
     "spark/test_lake.py",
+    "lake/test_shared_spark.py",
+    "capture/test_moves.py",
     "lake/test_remote.py",
     "mysql/test_in_use.py",
+    "lake/test_iceberg.py",
+    "lake/test_partitions.py",
+    "capture/test_split_tables.py",
+    "spark/test_lost_executors.py",
     "lake/test_barrier_deaths.py",
     "lake/test_kafka_ddl.py",
     "lake/test_delta_logs.py",
@@ -23,6 +29,8 @@ LONGEST: Final = (
     "spark/test_target_ts.py",
     "verify/test_database.py",
     "capture/test_logs.py",
+    "lake/test_delta_partitions.py",
+    "lake/test_readers.py",
 )
 """Files that take more than a minute and a half, the longest first."""
 

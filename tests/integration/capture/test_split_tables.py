@@ -123,14 +123,14 @@ def test_a_dump_of_a_split_table_brings_every_row_while_its_parts_change(tmp_pat
         for table in SPLIT:
             for border in BORDERS:
                 run(split(cluster.pd, record_key(table.id, border)))
-        before = {key: -key for key in range(KEYS, KEYS + 2000)}
+        before = {key: -key for key in range(KEYS, KEYS + 800)}
         for table in TABLES:
             txn = store.begin(pessimistic=False)
             for key, value in before.items():
                 txn.put(*encode_record(table, {"id": key - KEYS // 2, "v": value}))
             txn.commit()
         for table in SPLIT:
-            run(split(cluster.pd, record_key(table.id, KEYS + 900)))
+            run(split(cluster.pd, record_key(table.id, KEYS + 360)))
         feed = MovingRows(cluster, store, region_threshold=3)
         feed._rows = {key - KEYS // 2: value for key, value in before.items()}
         second = cluster.another_capture()
@@ -138,7 +138,7 @@ def test_a_dump_of_a_split_table_brings_every_row_while_its_parts_change(tmp_pat
         reader = Folding(feed)
         reader.start()
         try:
-            flags = ("-c", "many", "--rows-per-second", "600")
+            flags = ("-c", "many", "--rows-per-second", "150")
             assert cluster.cli("changefeed", "dumpstart", *flags)["state"] == "running"
             feed.write(10)
             third = cluster.start(

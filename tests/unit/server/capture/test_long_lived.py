@@ -76,5 +76,5 @@ async def test_they_are_freed_soon_after_the_end(monkeypatch):
     freed = asyncio.Event()
     monkeypatch.setattr(long_lived, "free", freed.set)
     long_lived.ended(TABLES_MIN)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await freed.wait()

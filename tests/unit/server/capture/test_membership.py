@@ -25,7 +25,7 @@ def member(meta, upstream, name):
 
 async def test_captures_that_start_at_a_time_all_know_who_owns_the_changefeeds(meta, upstream):
     members = [member(meta, upstream, name) for name in ("one", "two", "three")]
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(each.run("a:1", "a:2")) for each in members]
         for each in members:
             await each.settled.wait()
@@ -36,7 +36,7 @@ async def test_captures_that_start_at_a_time_all_know_who_owns_the_changefeeds(m
 async def test_a_capture_that_comes_back_as_another_is_elected_knows_it(meta, upstream):
     """It gives the key of its earlier process back, and another one that waits takes it."""
     earlier, other = await meta.grant_lease(60), await meta.grant_lease(60)
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks, earlier, other:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks, earlier, other:
         await meta.campaign(keys.OWNER, b"back", earlier.id)
         returning = member(meta, upstream, "back")
         # the election is won by the other one: this capture's own campaign begins after it

@@ -21,7 +21,7 @@ async def test_a_candidate_that_is_told_to_end_while_its_metadata_fails_ends(met
             raise MetaUnavailableError("etcd is away, too")
 
     election = Election(meta, b"/leader", members, CurrentTerm(members), load)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(election.run(60))
         while not loading.is_set():
             members.update(None, [ME], read_at=0.0)

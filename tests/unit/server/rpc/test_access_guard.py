@@ -208,7 +208,7 @@ async def test_streams_are_checked_while_they_go_on(servicer, is_idle, monkeypat
     monkeypatch.setitem(CLIENTS, b"falls", CLIENTS[b"shop"])
 
     async def rest():
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return [each async for each in answers]
 
     with pytest.raises(ForbiddenError):

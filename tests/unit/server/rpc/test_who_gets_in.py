@@ -161,7 +161,7 @@ async def test_handshakes_with_grpcs_own_engine_are_told_by_their_records(
 
 async def counted(before, *, expects: bool) -> dict:
     """What was counted; a client may be gone before that, so what is expected is waited for."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while expects and not since(before):  # noqa: ASYNC110 - a counter tells nobody
             await asyncio.sleep(0.01)
     return since(before)

@@ -124,7 +124,7 @@ async def test_a_job_that_is_drained_in_its_pause_ends_at_once(monkeypatch):
     pausing = asyncio.Event()
     lake_job = supervised(SAYS.format("[TM:ErrTargetUnavailable] away\n", 75), [])
     running = asyncio.get_running_loop().create_task(lake_job.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await pausing.wait()
         await lake_job.drain()
         await running

@@ -87,7 +87,7 @@ async def test_progress_is_told_while_nothing_comes(monkeypatch, capsys, as_json
     progress, said = Progress(), ""
     progress.enter("comparing checksums of key ranges", "shop.a")
     telling = asyncio.get_running_loop().create_task(_tell(progress, as_json=as_json))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while said.count("\n") < 2:
             await asyncio.sleep(0)
             said += capsys.readouterr().err

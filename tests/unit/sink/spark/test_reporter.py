@@ -35,7 +35,7 @@ class Captures:
     def wait_for(self, count, acks=0):
         with self.reported:
             assert self.reported.wait_for(
-                lambda: len(self.reports) >= count and len(self.acks) >= acks, timeout=30
+                lambda: len(self.reports) >= count and len(self.acks) >= acks, timeout=60
             )
 
 

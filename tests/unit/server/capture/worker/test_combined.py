@@ -385,7 +385,7 @@ async def test_a_share_without_tables_that_ends_while_it_is_limited_ends_nothing
     shares |= {"staying": staying, "leaving": leaving}
     router = SchemaChangeRouter(SimpleNamespace(shares=shares))
     router.resolved(7)
-    async with asyncio.timeout(30), beside(router.run()):
+    async with asyncio.timeout(60), beside(router.run()):
         while not leaving.asked:  # noqa: ASYNC110 - it is asked in a thread
             await asyncio.sleep(0.01)
         router.resolved(8)
