@@ -26,7 +26,7 @@ _EXTENTS_PER_SLICE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a cut may hold; None: no bound.
+    """The limits of a cut; None: no limit.
 
     Rows are counted exactly, bytes by the average of their block.
     """

@@ -260,7 +260,9 @@ class SinkManager:
             self._acks.release()
 
     def kept_ts(self) -> int:
-        """What is committed above it, of whatever table, can be read if it is resolved."""
+        """The timestamp above which all commits, of whatever table, can still be read once
+        resolved.
+        """
         with self._changed:
             return self._tables.most_cleaned_ts
 

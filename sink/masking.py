@@ -47,7 +47,7 @@ def _no_salt() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What is done to one column."""
+    """The mask of one column."""
 
     text: str
     """As it is written in a rule."""
@@ -104,7 +104,7 @@ class Mask:
             )
 
     def shown(self, values: pa.Array) -> pa.Array:
-        """What stands for the values, as texts; raises what `salt` raises."""
+        """The masked values, as texts; raises what `salt` raises."""
         if self.is_hash:
             return _hashed(values, self.salt)
         if self.truncates:
@@ -122,7 +122,7 @@ def _hashed(values: pa.Array, salt: Secret) -> pa.Array:
 
 
 def _texts(values: pa.Array) -> pa.Array:
-    """What is hashed of each value, as bytes."""
+    """The bytes of each value that are hashed."""
     if pa.types.is_binary(values.type):
         return values
     is_time = pa.types.is_timestamp(values.type)

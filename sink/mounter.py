@@ -1,4 +1,4 @@
-"""What a mounter is, what those of all sources have in common, and two that wrap others. Pure.
+"""The mounters' interface, what those of all sources share, and two that wrap others. Pure.
 
 A mounter makes typed rows of a table's raw changes. First come the columns that say what happened
 to a row (`META_FIELDS`), then those of the table. A field's metadata tells what a column is beside
@@ -69,8 +69,8 @@ class TableMounter(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what `mount` gives: `_op, _commit_ts, _start_ts, _seq`,
-        then the columns of the table.
+        """The schema of mounted rows: `_op, _commit_ts, _start_ts, _seq`, then the columns of the
+        table.
         """
         ...
 
@@ -174,7 +174,7 @@ def _masked(field: pa.Field, mask: Mask | None) -> pa.Field:
 
 
 def default_of(field: pa.Field) -> pa.Array | None:
-    """What rows hold that are older than the column, alone in an array; None: null."""
+    """The value that rows older than the column have, alone in an array; None: null."""
     text = (field.metadata or {}).get(DEFAULT)
     if text is None:
         return None
@@ -209,7 +209,7 @@ class WithBefore:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Of what `mount` gives."""
+        """The schema of mounted rows."""
         return schema_of(self._mounter, before=True)
 
     def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
@@ -251,8 +251,7 @@ def as_deletes(raw: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def row_values(raw: pa.RecordBatch) -> pa.Array:
-    """What each change of a batch of RAW_SCHEMA tells of its row: the new value,
-    or a delete's old one.
+    """The row of each change of a batch of RAW_SCHEMA tables: the new value, or a delete's old one.
 
     Raises:
         CorruptError: an insert or update has no new value.
@@ -320,8 +319,8 @@ def meta_columns(raw: pa.RecordBatch) -> list[pa.Array]:
 
 @cache
 def _op_names() -> pa.Array:
-    """By operation. Made when it is needed: the first array of a process costs 0.4 s where pandas
-    is installed, and a command line that asks for help has no use for it.
+    """The operations' names. Made when they are needed: the first array of a process costs 0.4 s
+    where pandas is installed, and a command line that asks for help has no use for it.
     """
     names = {DELETE: "delete", UPDATE: "update", INSERT: "insert"}
     return pa.array([names.get(op) for op in range(INSERT + 1)])
@@ -352,7 +351,7 @@ def _with(field: pa.Field, key: bytes, value: str) -> pa.Field:
 
 
 def plain(value: Any) -> Plain | None:
-    """What stands for a value that `pa.array` takes."""
+    """The value as `pa.array` takes it."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Decimal):

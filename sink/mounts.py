@@ -60,7 +60,7 @@ class Mounting:
 
 @dataclass(frozen=True, slots=True)
 class _Since:
-    """What is in force above `ts`, and what was before."""
+    """The mounting in force above `ts`, and the one before."""
 
     ts: int
     mounting: Mounting

@@ -96,7 +96,7 @@ class MysqlMounter:
 
 
 def _held(column: Column) -> Plain | None:
-    """What older rows hold, as batches would show it."""
+    """The value that older rows have, as batches show it."""
     value = column.held
     if column.type not in DATES or not isinstance(value, str):
         return value

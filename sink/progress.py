@@ -135,7 +135,7 @@ def advance_to(
     batch_id: int,
     split_txn: bool,
 ) -> ResolvedTs | None:
-    """What may be announced (None: nothing new); TiCDC's doEmitAndAdvance.
+    """The timestamp that may be announced (None: nothing new); TiCDC's doEmitAndAdvance.
 
     `last` is the position of the last finished transaction, `current_commit_ts` that of the
     transaction being read, `previous_commit_ts` the last one before it that was read to its end.
@@ -161,7 +161,9 @@ class CheckpointPosition(NamedTuple):
 
 
 class SharedCheckpoint:
-    """What was acknowledged of all tables of a changefeed at once: one object that they share."""
+    """The position that was acknowledged of all tables of a changefeed at once: one object that
+    they share.
+    """
 
     __slots__ = ("keep_ts", "position")
 

@@ -29,7 +29,7 @@ class _Account:
 
 
 class QuotaLedger:
-    """Who has how much. Pure; not thread-safe."""
+    """The bytes that each table has taken. Pure; not thread-safe."""
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
@@ -97,7 +97,7 @@ class QuotaLedger:
         return freed
 
     def recorded_bytes(self, span: Span) -> int:
-        """What the table has recorded."""
+        """The bytes that the table has recorded."""
         account = self._accounts.get(span)
         return sum(account.sizes) if account else 0
 
@@ -117,7 +117,7 @@ class MemQuota:
 
     @property
     def used_bytes(self) -> int:
-        """What is taken now."""
+        """The bytes taken now."""
         return self._ledger.used_bytes
 
     def try_acquire(self, size: int) -> bool:

@@ -91,7 +91,7 @@ class RangeTimes:
             _add(self._table(span).staged, staged)
 
     def of_range(self, span: Span, start_ts: int, end_ts: int) -> dict[str, RangeTime]:
-        """What was done for rows with `start_ts < commit_ts <= end_ts`, by its name."""
+        """The times that rows with `start_ts < commit_ts <= end_ts` took, by stage."""
         with self._lock:
             table = self._tables.get(span)
             if table is None:

@@ -1,4 +1,4 @@
-"""What is kept of the history that readers have acknowledged: for a time, up to a size. Pure.
+"""The retention of history that readers have acknowledged: for a time, up to a size. Pure.
 
 A changefeed that retains nothing gives up what all readers have acknowledged. One that retains
 keeps it in the sorter, so that a reader which comes later can begin before the checkpoint.
@@ -54,7 +54,7 @@ class RetainedHistory:
     """The acknowledged history of one run of a changefeed; the caller serialises the calls."""
 
     def __init__(self, start_ts: int) -> None:
-        """Nothing at or below `start_ts` is here."""
+        """Begin without history at or below `start_ts`."""
         self.floor_ts = start_ts
         """Everything above it is kept."""
         self.acknowledged_ts = start_ts
@@ -90,7 +90,7 @@ class RetainedHistory:
         return max(self.floor_ts, min(most_ts, max(by_age_ts, by_size_ts)))
 
     def give_up(self, ts: int) -> int:
-        """Nothing at or below `ts` is here any more; returns the floor."""
+        """Drop all history at or below `ts`; returns the floor."""
         self.floor_ts = max(self.floor_ts, ts)
         self.acknowledged_ts = max(self.acknowledged_ts, self.floor_ts)
         # One that lies in the middle of a stretch leaves it its size: it counts too much, not too

@@ -118,7 +118,7 @@ class Condition:
         self.mask(pa.RecordBatch.from_arrays(columns, schema=schema))
 
     def mask(self, rows: pa.RecordBatch) -> pa.Array:
-        """Of which rows it holds; raises as `check`."""
+        """The rows for which it holds, as a mask; raises as `check`."""
         try:
             answer = self._test(rows)
             if isinstance(answer, pa.Scalar):
@@ -130,7 +130,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class RowFilter:
-    """What is ignored of one table."""
+    """The changes of one table that are ignored."""
 
     operations: frozenset[str] = frozenset()
     """Some of `OPERATIONS`."""
@@ -147,7 +147,7 @@ class RowFilter:
         return cls(frozenset(document["operations"]), conditions, only_columns)
 
     def to_document(self) -> dict[str, Any]:
-        """As a table's record holds it."""
+        """The filter as a table's record holds it."""
         conditions = {name: each.text for name, each in self.conditions.items()}
         document = {"operations": sorted(self.operations), "conditions": conditions}
         # Left out where there is none: earlier versions do not know it.
@@ -193,7 +193,7 @@ class RowFilter:
     def _changes_these_only(
         self, new: pa.RecordBatch, old: pa.RecordBatch
     ) -> npt.NDArray[np.bool_]:
-        """Of which updates one of `only_columns` has all columns that differ."""
+        """The updates whose differing columns are all in one of `only_columns`, as a mask."""
         kept = np.ones((len(self.only_columns), new.num_rows), bool)
         for name, after, before in zip(new.schema.names, new.columns, old.columns, strict=True):
             others = [
@@ -224,13 +224,13 @@ class FilteredMounter:
         return self.inner.mount(raw)
 
     def kept(self, raw: pa.RecordBatch, mounted: pa.RecordBatch) -> pa.RecordBatch:
-        """What readers get of `mounted`, which was made of `raw` after `split`."""
+        """The part of `mounted` that readers get; it was made of `raw` after `split`."""
         ignored = self.row_filter.ignored(raw, self.inner)
         return mounted.filter(pa.array(~ignored)) if ignored.any() else mounted
 
 
 def _ops(raw: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    """What each change is to a filter."""
+    """The operation of each change, as a filter sees it."""
     ops = np.asarray(raw["op"])
     return np.where((ops == UPDATE) & np.asarray(raw["old_value"].is_null()), INSERT, ops)
 

@@ -251,8 +251,8 @@ class TableSink:
         return self._whole(coalesce(map(mount, raw), READ_BYTES))
 
     def fetch(self, sorter: Sorter, lower: Position, upper: Position) -> Iterator[pa.RecordBatch]:
-        """As `Sorter.fetch`, within one version of the table;
-        each transaction's deletes come first.
+        """Fetch from the sorter within one version of the table; each transaction's deletes come
+        first.
         """
         raw, split = (
             sorter.fetch(self.span, lower, upper),

@@ -45,12 +45,12 @@ class Table(Protocol):
 
     @property
     def mounter(self) -> TableMounter:
-        """What makes typed rows of its changes."""
+        """Makes typed rows of its changes."""
         ...
 
 
 class Change(Protocol):
-    """What one DDL statement did; see `server.puller.source.TableChange`."""
+    """One DDL statement's effect; see `server.puller.source.TableChange`."""
 
     @property
     def commit_ts(self) -> int:

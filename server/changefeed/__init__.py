@@ -1,3 +1,3 @@
-"""What a changefeed is: its record and where that lies in the metadata, its filter,
-and its tables over time.
+"""A changefeed's own facts: its record and its keys in the metadata, its filter, and its tables
+over time.
 """

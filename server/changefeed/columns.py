@@ -148,7 +148,7 @@ ALL_COLUMNS: Final = ColumnRules()
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    """What was decided of a column."""
+    """The decision about one column."""
 
     name: str
     takes: bool

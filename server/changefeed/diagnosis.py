@@ -1,5 +1,5 @@
-"""What is slow, stuck or about to fail, stage by stage, and what to do about it: the findings of
-`tidemark cli doctor`. Pure.
+"""The findings of `tidemark cli doctor`: what is slow, stuck or about to fail, stage by stage, and
+what to do about it. Pure.
 
 A row passes the source, the sorter and the lake job before the checkpoint moves over it. Each stage
 has a timestamp up to which it is done, so the stage that is to blame is the first one that is far
@@ -59,7 +59,7 @@ class Finding:
     """What helps; empty: nothing needs to be done."""
 
     def document(self) -> dict[str, str]:
-        """As JSON has it."""
+        """The finding as a JSON object."""
         return {
             "level": self.level.name.lower(),
             "where": self.where,
@@ -77,7 +77,7 @@ class Stage:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """In the order in which they are shown."""
+    """The findings in the order in which they are shown."""
     return sorted(findings, key=lambda finding: (-finding.level, finding.where))
 
 
@@ -106,7 +106,7 @@ def stages(changefeed: Document, now_ms: int) -> list[Stage]:
 def diagnose_changefeed(
     changefeed: Document, dump: Document | None, now_ms: int
 ) -> Iterator[Finding]:
-    """What is to be said of one changefeed.
+    """The findings about one changefeed.
 
     Args:
         changefeed: what `changefeed query --json` shows.
@@ -152,7 +152,7 @@ def diagnose_changefeed(
 
 
 def diagnose_captures(captures: Sequence[Document]) -> Iterator[Finding]:
-    """What is to be said of the captures together.
+    """The findings about the captures together.
 
     Args:
         captures: what `capture list --json` shows.
@@ -177,7 +177,7 @@ def diagnose_captures(captures: Sequence[Document]) -> Iterator[Finding]:
 
 
 def diagnose_gc(explained: Document) -> Iterator[Finding]:
-    """What keeps garbage collection from going on.
+    """The findings about what keeps garbage collection from going on.
 
     Args:
         explained: what `gc explain --json` shows.

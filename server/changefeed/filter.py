@@ -1,4 +1,4 @@
-r"""What a changefeed takes: tables by TiDB's table-filter rules, and of their changes all but those
+r"""The filter of a changefeed: tables by TiDB's table-filter rules, and their changes but those
 that TiCDC's event filters ignore. Pure.
 
 **Tables.** A rule is `schema.table`, with `!` before it to leave tables out; the last rule that
@@ -378,7 +378,7 @@ class EventFilter:
         return cls(**{**document, **lists})
 
     def to_document(self) -> dict[str, Any]:
-        """As the API and the metadata have it: TiCDC's names."""
+        """The rules as the API and the metadata have them: by TiCDC's names."""
         document = asdict(self)
         for name in _LATER:
             if not document[name]:
@@ -399,7 +399,7 @@ class EventFilter:
 
     @property
     def operations(self) -> frozenset[str]:
-        """What is ignored whatever its values are; raises EventFilterError."""
+        """The operations that are ignored whatever their values are; raises EventFilterError."""
         operations: set[str] = set()
         for event in map(str.lower, self.ignore_event):
             if event == ALL_DML:
@@ -492,7 +492,7 @@ class EventFilters:
         return self.ignored_statement(record, query)
 
     def ignored_statement(self, record: TableRecord, query: str) -> str | None:
-        """What asks for a table that a statement is ignored; None: nothing does."""
+        """The rule that ignores a statement for a table; None: no rule does."""
         texts = (each.matching(query) for each in self.about(record))
         text = next((text for text in texts if text is not None), None)
         return None if text is None else f"ignore-sql {text!r}"

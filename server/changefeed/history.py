@@ -21,8 +21,8 @@ QUERY_CHARACTERS_MAX = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """What one DDL did to the tables that the changefeed takes;
-    the members are those of `TableChange`.
+    """One DDL's effect on the tables that the changefeed takes; the members are those of
+    `TableChange`.
     """
 
     commit_ts: int
@@ -159,7 +159,7 @@ class History:
         return [change for change in self._changes.values() if change.commit_ts > ts]
 
     def garbage(self, checkpoint_ts: int) -> Garbage:
-        """What can be forgotten once all rows up to `checkpoint_ts` are at the target."""
+        """The changes that can be dropped when all rows up to `checkpoint_ts` are at the target."""
         needed_ts = self.needed_from(checkpoint_ts)
         # A change at needed_ts itself stays, and so do the tables right before it: the reader may
         # have yet to take that change, and compares the tables on both sides of it.

@@ -204,7 +204,7 @@ class ChangefeedInfo:
 
     @property
     def salt(self) -> Salt | None:
-        """Of masks that hash; None: there are none."""
+        """The salt of masks that hash; None: there are no such masks."""
         return Salt(self.salt_file, self.salt_check) if self.salt_file else None
 
     @property
@@ -231,7 +231,7 @@ class ChangefeedInfo:
 
     @property
     def secret_advice(self) -> str:
-        """What to do about a sink URI that holds a secret; empty if it holds none."""
+        """Advice about a sink URI that holds a secret; empty if it holds none."""
         if not holds_secret(self.sink_uri):
             return ""
         return (
@@ -350,7 +350,7 @@ def read_info(key: bytes, value: bytes) -> ChangefeedInfo:
 
 
 def unreadable_info(changefeed: str) -> ChangefeedInfo:
-    """What stands for a record that cannot be read; never to be written."""
+    """A stand-in for a record that cannot be read; never to be written."""
     return ChangefeedInfo(
         id=changefeed, sink_uri="", start_ts=0, target_ts=0, create_time="", state=State.FAILED
     )

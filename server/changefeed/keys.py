@@ -62,7 +62,7 @@ def job(changefeed: str) -> bytes:
 
 
 def readers(changefeed: str) -> bytes:
-    """What the keys of one changefeed's named readers start with."""
+    """The prefix of the keys of one changefeed's named readers."""
     return READERS + changefeed.encode() + b"/"
 
 
@@ -72,19 +72,19 @@ def reader(changefeed: str, name: str) -> bytes:
 
 
 def audit(changefeed: str) -> bytes:
-    """What the keys start with of what one changefeed's audit has found; itself,
-    when it last was on time.
+    """The prefix of the keys of one changefeed's audit; itself the key of the time when it last was
+    on time.
     """
     return AUDITS + changefeed.encode() + b"/"
 
 
 def audit_finding(changefeed: str, table: str) -> bytes:
-    """What the audit found of one table."""
+    """The key of an audit's finding about one table."""
     return audit(changefeed) + table.encode()
 
 
 def schemas(changefeed: str) -> bytes:
-    """What the keys of one changefeed's schema changes start with."""
+    """The prefix of the keys of one changefeed's schema changes."""
     return SCHEMAS + changefeed.encode() + b"/"
 
 
@@ -94,13 +94,13 @@ def schema_change(changefeed: str, commit_ts: int) -> bytes:
 
 
 def source(changefeed: str) -> bytes:
-    """What the keys start with of all that its source keeps for one changefeed."""
+    """The prefix of the keys of all that its source keeps for one changefeed."""
     return SOURCES + changefeed.encode() + b"/"
 
 
 def drainer(changefeed: str) -> bytes:
-    """By which TiDB's pumps know a changefeed that reads them: an entry beside Drainer's,
-    as long as it exists.
+    """The key by which TiDB's pumps know a changefeed that reads them: an entry beside Drainer's,
+    as long as the changefeed exists.
     """
     return DRAINERS + b"tidemark-" + changefeed.encode()
 

@@ -97,8 +97,8 @@ class MaskRules:
         return record.masking(shown, self.salt) if shown or record.masked else record
 
     def _with_default(self, mask: Mask, column: pa.Field) -> Mask:
-        """What rows hold that are older than the column is masked here, once: a table is read
-        again where there may be no salt.
+        """Mask the default that older rows have for a column, here and once: a table is read again
+        where there may be no salt.
         """
         default = default_of(column)
         if default is None:

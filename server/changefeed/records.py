@@ -101,7 +101,7 @@ def _changes(pairs: Sequence[KeyValue], prefix: int) -> list[SchemaChange]:
 
 
 def head_put(changefeed: str, change: SchemaChange) -> Put:
-    """What makes a change valid, when its tables are written."""
+    """The operation that makes a change valid, when its tables are written."""
     return Put(keys.schema_change(changefeed, change.commit_ts), change.head_json())
 
 

@@ -1,4 +1,4 @@
-"""By which names a target has the tables of a changefeed: TiCDC's table routes. Pure.
+"""The names that a target has for the tables of a changefeed: TiCDC's table routes. Pure.
 
     rule   = table '=' schema '.' name     shop.*=lake.{schema}_{table}
 

@@ -61,7 +61,7 @@ class Salt:
         return cls(document["file"], document["check"])
 
     def to_document(self) -> dict[str, Any]:
-        """As a table's record holds it."""
+        """The file's path and the check value, as a table's record holds them."""
         return {"file": self.path, "check": self.check}
 
     def secret(self) -> bytes:

@@ -152,7 +152,7 @@ class TableRecord:
 
     @property
     def ignored(self) -> RowFilter | None:
-        """What of its changes readers do not get; a member that is ours."""
+        """The rules that leave out some of its changes, as a document of our own."""
         document = self.table_info.get(_IGNORED)
         return None if document is None else RowFilter.parse(document)
 
@@ -301,7 +301,7 @@ def check_distinct(tables: Sequence[SourceTable], target: str) -> None:
 
 
 def _routes_hint(tables: Iterable[SourceTable]) -> str:
-    """What is said beside advice about names, where those are of routes."""
+    """Advice that is added to errors about names where they come from routes."""
     routed = sorted(each.name for each in tables if each.place != each.name)
     if not routed:
         return ""

@@ -1,5 +1,5 @@
-"""What rules about columns, masks and names in the target have in common: `TABLE=…`, where TABLE is
-a rule of a table filter, and names of columns with `*` and `?`. Pure.
+"""The syntax that rules about columns, masks and names in the target share: `TABLE=…`, where TABLE
+is a rule of a table filter, and names of columns with `*` and `?`. Pure.
 """
 
 import re

@@ -62,7 +62,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
 
 
 def check_document(checked: pb.CheckChangefeedResponse) -> dict[str, Any]:
-    """What `create --dry-run` shows."""
+    """The document that `create --dry-run` shows."""
     return {
         "dry_run": True,
         "start_ts": checked.start_ts,
@@ -185,8 +185,8 @@ def synced(
 def statistics(
     before: pb.Changefeed, after: pb.Changefeed, now_s: float, over_s: float
 ) -> dict[str, Any]:
-    """What readers took in the `over_s` seconds between two looks at a changefeed, and how far
-    behind it is; the members are those of TiCDC's, and more.
+    """The rows that readers took in the `over_s` seconds between two looks at a changefeed, and its
+    lag; the members are those of TiCDC's, and more.
     """
     # A new owner counts from 0.
     rows = max(0, after.delivery.rows - before.delivery.rows)
@@ -207,7 +207,7 @@ def _gap(later_ts: int, earlier_ts: int) -> str:
 
 
 def history(document: dict[str, Any]) -> list[dict[str, str]]:
-    """What happened to a changefeed, of what `detail` tells: the oldest first.
+    """The events of a changefeed's life that `detail` knows: the oldest first.
 
     Of schema changes and errors only the last ones are kept.
     """
@@ -232,7 +232,7 @@ def history(document: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def unread_warning(changefeed: pb.Changefeed) -> str:
-    """What to do if nobody reads it; empty if somebody does, or need not."""
+    """Advice if no reader takes a changefeed's rows; empty if one does, or need not."""
     if not _is_unread(changefeed):
         return ""
     uri = changefeed.sink_uri
@@ -277,7 +277,7 @@ def duration(seconds: int) -> str:
 
 
 def filter_change(answer: pb.UpdateChangefeedResponse) -> dict[str, Any]:
-    """What a new filter changes, if an update gave one."""
+    """The effect of a new filter, if an update gave one."""
     if not answer.HasField("filter_change"):
         return {}
     change = answer.filter_change

@@ -132,7 +132,7 @@ def _string(text: str) -> str:
 
 
 def _text(path: Path, *, must_exist: bool = False) -> str:
-    """What the file has; nothing if it is not there, and need not be."""
+    """The file's text; empty if it is not there, and need not be."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

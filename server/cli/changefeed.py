@@ -320,13 +320,13 @@ async def query_changefeed(remote: Remote, arguments: argparse.Namespace) -> Out
 
 
 async def show_history(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """What happened to a changefeed, the oldest first."""
+    """Show the events of a changefeed's life, the oldest first."""
     shown = await query_changefeed(remote, arguments)
     return Output(history(shown.document), _HISTORY_COLUMNS)
 
 
 async def show_statistics(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """What readers take of a changefeed."""
+    """Show the rates at which readers take a changefeed's rows."""
     before = await _queried(remote, arguments.changefeed_id)
     began_s = time.monotonic()
     await asyncio.sleep(arguments.interval)
@@ -528,7 +528,7 @@ def _told_change(change: dict[str, Any]) -> Iterator[str]:
 
 
 def _waits(shown: dict[str, Any]) -> str:
-    """What a filter that is not in force yet waits for; empty: none does."""
+    """The tables that a filter waits for before it is in force; empty: it waits for none."""
     return str(shown["filter_update"]["waits_for"]) if "filter_update" in shown else ""
 
 

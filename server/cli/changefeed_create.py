@@ -307,7 +307,7 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
 
 
 def _created(shown: dict[str, Any], *, dumps: bool) -> Iterator[str]:
-    """What was made, and how to see what comes of it, in lines."""
+    """The new changefeed, and how to see its progress, in lines."""
     name, tables = shown["id"], [each["table"] for each in shown["tables"]]
     more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
     word = "table" if len(tables) == 1 else "tables"
@@ -346,7 +346,7 @@ async def _start_dump(channel: grpc.aio.Channel, changefeed: str) -> None:
 def _checked(
     answer: pb.CheckChangefeedResponse, *, ignore_ineligible: bool, explains: bool
 ) -> Output:
-    """What would be created; the exit status is the one that `create` would have."""
+    """The changefeed that would be created; the exit status is the one that `create` would have."""
     document = explained(answer) if explains else check_document(answer)
     rows = [
         {"table": _names(each), "replicated": "yes", "what": ", ".join(_columns(each))}

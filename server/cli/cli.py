@@ -93,7 +93,7 @@ def _watched_s(arguments: argparse.Namespace) -> float:
 
 
 def _defaults() -> dict[str, str]:
-    """Of the global flags: what the environment says, else what is built in.
+    """The defaults of the global flags: from the environment, else built in.
 
     Raises:
         ConfigError: a variable TIDEMARK_CLI_… is none of them.
@@ -138,7 +138,7 @@ class _Groups:
         self._groups = groups
 
     def add_parser(self, name: str, **settings: Any) -> Parser:
-        """As argparse's."""
+        """Add a parser, as argparse does."""
         self.added.add(name)
         parser: Parser = self._groups.add_parser(name, help=GROUPS[name][1], **settings)
         return parser

@@ -73,7 +73,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 
 async def show(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """What the coordinator says.
+    """Show the coordinator's facts about the cluster.
 
     Raises:
         PdUnavailableError: none answers.

@@ -82,7 +82,7 @@ def sections() -> dict[str, type[Any]]:
 
 
 def schema(chosen: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """What these sections of the file may have, by draft 2020-12 of JSON Schema."""
+    """The JSON Schema (draft 2020-12) of these sections of the file."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Tidemark's configuration file",

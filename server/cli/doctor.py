@@ -86,7 +86,7 @@ async def _now_ms(remote: Remote, findings: list[Finding]) -> int:
 
 
 async def _cluster(remote: Remote) -> list[Finding]:
-    """What is not of one changefeed: coordinators, captures, and GC."""
+    """The findings that are not of one changefeed: coordinators, captures, and GC."""
     findings: list[Finding] = []
     nothing = argparse.Namespace(id="", path="health", listed="", columns=())
     health = await _asked(cluster.show(remote, nothing), "coordinator", [])
@@ -149,7 +149,7 @@ async def _asked(answer: Awaitable[T], where: str, findings: list[Finding]) -> T
 
 
 def _page(changefeeds: list[dict[str, Any]], findings: list[Finding]) -> Iterator[str]:
-    """What people read: how far each changefeed is, then the findings."""
+    """The text that people read: how far each changefeed is, then the findings."""
     for changefeed in changefeeds:
         lags = ", ".join(f"{name} {lag} s" for name, lag in changefeed["lag_seconds"].items())
         yield f"changefeed {changefeed['id']}: {changefeed['state']}; behind the present: {lags}"

@@ -164,7 +164,7 @@ async def show_status(remote: Remote, _: argparse.Namespace) -> Output:
 
 @dataclass(frozen=True, slots=True)
 class GCState:
-    """What the answer of `gc status` is made of."""
+    """The facts of which `gc status` makes its answer."""
 
     now_ms: int
     gc_safe_point: int

@@ -1,5 +1,5 @@
-"""Who holds GC back: `tidemark cli gc explain`, `service-gc-safepoint [delete ID]` and `gc-state
-keyspace ID|all`.
+"""Shows what holds GC back: `tidemark cli gc explain`, `service-gc-safepoint [delete ID]` and
+`gc-state keyspace ID|all`.
 
 `gc explain` follows each blocker down to the cause: until when it holds GC, and the command that
 ends it. The other two are pd-ctl's commands, with its documents. Deleting a service's safe point
@@ -151,7 +151,7 @@ async def explain(remote: Remote, arguments: argparse.Namespace) -> Output:
 
 
 async def explained(remote: Remote, what_if_remove: list[str], limit: int = 1) -> dict[str, Any]:
-    """What the leading coordinator says; raises as `Remote.leader`."""
+    """The leading coordinator's explanation; raises as `Remote.leader`."""
     request = pb.ExplainGCRequest(what_if_remove=what_if_remove, limit=limit)
     async with remote.leader() as (_, channel):
         return plain(await ExplainServiceStub(channel).ExplainGC(request, timeout=CALL_S))
@@ -299,9 +299,7 @@ def _service(pair: KeyValue) -> dict[str, Any]:
 
 
 async def _effect(remote: Remote, service_id: str) -> dict[str, Any]:
-    """What the coordinator says would become of it; a real PD says nothing,
-    then the name must do.
-    """
+    """The coordinator's forecast of a removal; a real PD gives none, then the name must do."""
     try:
         document = await explained(remote, [service_id], 100)
     except NotServedError:

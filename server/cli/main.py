@@ -158,7 +158,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _no_command(arguments: Sequence[str]) -> str:
-    """What is wrong with the name of a command, and which one is meant; empty if it is one."""
+    """The fault of a command's name, and which one is meant; empty if it is a command."""
     name, verb = arguments[0], "".join(arguments[1:2])
     if name in COMMANDS:
         # A daemon takes flags only, and a capture starts its workers by this word.

@@ -41,7 +41,7 @@ class Output:
     """The exit code, where a command has something to say by it."""
 
     def text(self, *, as_json: bool = False, form: str = TABLE) -> str:
-        """What goes to stdout, in one of `FORMS`."""
+        """The text for stdout, in one of `FORMS`."""
         if as_json or form == JSON:
             return json.dumps(self.document, ensure_ascii=False)
         if form == YAML:
@@ -161,7 +161,7 @@ def add_verbose(verb: argparse.ArgumentParser) -> None:
 
 
 def confirmed(arguments: argparse.Namespace, document: dict[str, Any], *said: str) -> Output:
-    """What a verb has done: in the lines `said` that are not empty, or whole with `--verbose`."""
+    """A verb's outcome: in the lines `said` that are not empty, or whole with `--verbose`."""
     warnings = [f"warning: {each}" for each in document.get("warnings", ())]
     short = "\n".join(filter(None, [*said, *warnings]))
     return Output(document, shown=None if arguments.verbose else short)

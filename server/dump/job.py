@@ -1,5 +1,4 @@
-"""What a dump was asked to do, and how it is kept with its progress in the metadata:
-docs/format/dump.md.
+"""A dump's job, and how it is kept with its progress in the metadata: docs/format/dump.md.
 
     …/changefeed/source/<id>/dump/job            one document
     …/changefeed/source/<id>/dump/table/<id>     one for each table, of the job it names
@@ -171,7 +170,7 @@ class DumpRecords:
         self._tables = keys.source(changefeed) + b"dump/table/"
 
     async def job(self) -> Job | None:
-        """What was asked for; None: nothing yet."""
+        """The job that was given; None: none yet."""
         pair = await self._meta.get(self._job)
         return Job.parse(pair.value) if pair else None
 
@@ -194,8 +193,8 @@ class DumpRecords:
             )
 
     async def tables(self, job: Job) -> list[TableProgress]:
-        """What is durable of the job's tables, in the order of their ids,
-        as those of the start come first.
+        """The durable progress of the job's tables, in the order of their ids, as those of the
+        start come first.
         """
         tables = [parse_progress(pair.value) for pair in await self._meta.get_prefix(self._tables)]
         return sorted(

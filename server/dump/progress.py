@@ -59,7 +59,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class TableProgress:
-    """What is durable of one table."""
+    """The durable progress of one table."""
 
     name: str
     table_id: int
@@ -200,7 +200,7 @@ class TableDump:
         return next(open_ranges, None)
 
     def ahead(self, place: int) -> tuple[Range, int]:
-        """What is still to be read of a range, and its epoch."""
+        """The range that is still to be read, and its epoch."""
         return self._ahead[place], self._ranges[place].epoch
 
     def read(self, chunk: Read) -> None:
@@ -285,8 +285,8 @@ class TableDump:
         self._expected = rows
 
     def _estimated(self, before: TableProgress) -> int:
-        """As many as are expected, but for now no more than leave the share of those at the target
-        where it was.
+        """The number of rows expected, but for now no more than leave the share of those at the
+        target where it was.
         """
         if not self._expected:
             return self.durable.rows_estimated

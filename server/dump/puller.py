@@ -8,7 +8,7 @@ from server.puller.source import Merging, Peer, Puller
 
 
 class Dump(Protocol):
-    """What copies tables beside a log."""
+    """Copies tables beside a log."""
 
     async def run(self) -> None:
         """Look after the job until cancelled."""

@@ -327,9 +327,7 @@ class DumpService:
         return is_over(job, await records.tables(job), scope.gone(job))
 
     async def _waits(self, records: DumpRecords, job: Job) -> str:
-        """What a pause keeps from going on, beside the dump:
-        cuts wait for tables that are read again.
-        """
+        """The reason why cuts wait while the dump is paused: for tables that are read again."""
         checkpoint_ts = await records.checkpoint_ts()
         names = sorted(name for name, ts in job.since_ts.items() if ts >= checkpoint_ts)
         if not names:

@@ -273,7 +273,7 @@ async def _trade(server: MariaDb) -> None:
 
 
 def hints(data: Path, config: PlayConfig, endpoints: Mapping[str, str]) -> str:
-    """What to try, as it can be pasted in this directory."""
+    """Commands to try, ready to be pasted in this directory."""
     sql, tidemark = (
         path_from_here(data / "sql"),
         path_from_here(Path(sys.executable).parent / "tidemark"),

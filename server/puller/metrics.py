@@ -1,4 +1,4 @@
-"""What the pullers count; those of MySQL logs beside the rows and bytes of all."""
+"""The pullers' counters; those of MySQL logs beside the rows and bytes of all."""
 
 from prometheus_client import Counter, Gauge
 

@@ -1,5 +1,4 @@
-"""What the regions of one changefeed know of transactions that have not ended:
-in memory up to a limit, else on disk.
+"""The open transactions of one changefeed's regions: in memory up to a limit, else on disk.
 
 Each matcher has maps from (start_ts, key); all maps of a changefeed share one limit and one
 LevelDB, which exists only while something is spilled. A map beyond the limit writes all it has to

@@ -1,5 +1,5 @@
-"""What a changefeed replicates from: TiKV's change feed, pumps, or a MySQL-protocol server,
-behind one face.
+"""The sources of changefeeds, behind one interface: TiKV's change feed, pumps, or a MySQL-protocol
+server.
 
 There are two kinds. A source that is `per_table` pulls each table by itself, in any process, and
 tells schema changes by a puller of their own. A log brings the changes of all tables, schema
@@ -37,8 +37,8 @@ from storage.model.span import Span
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """What one DDL statement did to the tables of a changefeed;
-    there is at most one for each commit_ts.
+    """One DDL statement's effect on the tables of a changefeed; there is at most one for each
+    commit_ts.
     """
 
     commit_ts: int
@@ -207,9 +207,7 @@ class Source(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What whoever asks about the changefeed should know of its upstream; nothing,
-        as a rule.
-        """
+        """Warnings about the upstream, shown with the changefeed; usually none."""
         ...
 
     async def now(self) -> int:
@@ -249,7 +247,7 @@ class Source(Protocol):
     def pullers(
         self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog
     ) -> Sequence[Puller]:
-        """What brings the changes of `tables` above `start_ts`.
+        """The pullers that bring the changes of `tables` above `start_ts`.
 
         A source that is per table is asked again for each new table, and gives one puller for each;
         a log takes up the tables that its own schema changes bring. `tables` are those in force at
@@ -260,16 +258,16 @@ class Source(Protocol):
     def schema_puller(
         self, start_ts: int, catalog: Catalog, *, dumps: bool = True
     ) -> Puller | None:
-        """What reports the schema changes above `start_ts` of a source that is per table;
-        None: there are none. Where the source is dumped, the dump of the tables that this process
-        pulls is beside it, unless `dumps` is False.
+        """The puller that reports the schema changes above `start_ts` of a source that is per
+        table; None: there are none. Where the source is dumped, the dump of the tables that this
+        process pulls is beside it, unless `dumps` is False.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """What a process has for its sources."""
+    """The parts of a process that its sources use."""
 
     pd: PdClient
     feeds: EventFeeds

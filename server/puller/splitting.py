@@ -1,4 +1,4 @@
-"""What the captures that share a table ask of its source: where it can be split, and its parts.
+"""Splitting a table among captures: where its source can split it, and its parts.
 
 Pure but for the source's own calls.
 """

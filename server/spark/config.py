@@ -22,7 +22,7 @@ _SECRET_SETTING = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """What `spark run` takes for its job, and `spark keep` for each of its jobs."""
+    """The settings of the job that `spark run` runs, and of each job of `spark keep`."""
 
     schema_evolution: str = setting("evolve", "at a DDL: evolve, exception or ignore")
     on_drop: str = setting("keep", "what happens to a dropped table: keep or drop")

@@ -215,7 +215,7 @@ class LakeJob:
 
 
 class Shared(NamedTuple):
-    """What several jobs have in common."""
+    """State that several jobs share."""
 
     spark: "Application | None" = None
     """None: each starts a Spark of its own."""
@@ -295,7 +295,7 @@ class Application:
         self._closed = False
 
     async def gateway(self, changefeed: str) -> dict[str, str]:
-        """What a job's environment needs to come in; the gateway of the job before is closed.
+        """The environment by which a job connects; the gateway of the job before is closed.
 
         Raises:
             LakeJobError: the application does not start, or is gone.

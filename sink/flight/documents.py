@@ -169,8 +169,8 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What DoGet reads: the rows of one table with `start < _commit_ts <= end`,
-    with `before` also what they were.
+    """The rows that DoGet reads: of one table with `start < _commit_ts <= end`, with `before` also
+    their values before.
     """
 
     changefeed: str

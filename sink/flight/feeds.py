@@ -1,4 +1,4 @@
-"""What the Flight server hands out: the changefeeds, as the capture that owns them implements them.
+"""The Flight server's view of changefeeds, which the capture that owns them implements.
 
 Calls come from the Flight server's threads and may wait; they must be safe to make from many
 threads at once.
@@ -102,7 +102,7 @@ COMMITS: Final = ("cut", "table")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the job that keeps a changefeed's lake says about itself."""
+    """A report of the job that keeps a changefeed's lake, about itself."""
 
     state: str
     """One of `REPORT_STATES`: it applies cuts; it starts again soon; it has given up;

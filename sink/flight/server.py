@@ -110,7 +110,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         }
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:  # noqa: ARG002 - the base class's signature
-        """What `do_action` takes."""
+        """The actions that `do_action` takes."""
         return list(_ACTIONS.items())
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
@@ -301,7 +301,7 @@ class ReaderGuard(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow 
 
 
 class _KnownReader(fl.ServerMiddleware):  # type: ignore[misc]  # pyarrow is untyped
-    """Who makes one call."""
+    """The reader that makes one call."""
 
     def __init__(self, may_read: MayRead, admit_again: Callable[[], MayRead]) -> None:
         super().__init__()

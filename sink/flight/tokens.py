@@ -34,7 +34,7 @@ class Readers(Protocol):
     """Those who may read."""
 
     def admit(self, tokens: Sequence[bytes]) -> MayRead:
-        """What the one who brings these tokens may read.
+        """The rights of the reader that brings these tokens.
 
         Raises:
             ReaderUnknownError: it is nobody who is known.
@@ -102,7 +102,7 @@ def _token(value: str | bytes, *, basic: bool) -> bytes:
 
 
 def _everything(_changefeed: str) -> None:
-    """Nothing is refused."""
+    """Admits everybody."""
 
 
 def _digest(token: bytes) -> bytes:

@@ -74,7 +74,7 @@ class ClusterStore:
         return pa.array(keys, pa.binary()), pa.array(values, pa.binary())
 
     async def check_kept(self, ts: int) -> None:
-        """What was read at `ts` was all there: GC had not passed it afterwards.
+        """Check that a read at `ts` was complete: GC had not passed it afterwards.
 
         Raises:
             ChunkLostError: it had.
@@ -113,7 +113,7 @@ class ClusterStore:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is wanted: the first `limit` rows of `[begin, end)`."""
+    """The first `limit` rows of `[begin, end)`, to be read."""
 
     begin: bytes
     end: bytes
@@ -154,7 +154,7 @@ class Pulled:
 
 
 class Chunks(Protocol):
-    """What a dump asks of where its tables are pulled."""
+    """Reads chunks, where a dump's tables are pulled."""
 
     def tables(self) -> Mapping[int, Pulled]:
         """All of them, by id."""
@@ -179,7 +179,7 @@ class Dumpable(Protocol):
         ...
 
     def dump(self, chunks: Chunks) -> Dump | None:
-        """What dumps the changefeed's tables as it is asked to; None: nobody can ask."""
+        """Dumps the changefeed's tables when told to; None: dumps are not possible."""
         ...
 
 

@@ -267,7 +267,7 @@ class ClusterDump:
         return rows, size
 
     def _note(self, dump: TableDump, error: str) -> None:
-        """What a table waits for, in its status."""
+        """Note in its status why a table waits."""
         if error != dump.durable.error:
             if error:
                 _log.warning(

@@ -1,5 +1,5 @@
-"""What lets a chunk in between a table's changes:
-its resolved_ts is held below the chunk's until that was added.
+"""Holds that let a chunk in between a table's changes: its resolved_ts is held below the chunk's
+until that was added.
 
     hold → a fresh timestamp S → hold_below(S) → the chunk is read at S → add_held
 
@@ -133,11 +133,11 @@ class PulledTables:
         self._begun = 0
 
     def all(self) -> dict[int, HoldableTable]:
-        """By table id; of a table that goes from one span to another, the new one."""
+        """The pulled tables by id; of a table that goes from one span to another, the new one."""
         return {span.table_id: table for span, table in self._pulled.items()}
 
     def find(self, table_id: int, span: Span | None) -> HoldableTable | None:
-        """What is pulled in `span` (None: of the table), if anything."""
+        """The pulled table of `span` (None: of the whole table), if there is one."""
         return self.all().get(table_id) if span is None else self._pulled.get(span)
 
     @contextmanager

@@ -186,7 +186,7 @@ class Check:
 
 
 class DumpChunkDiffersError(CorruptError):
-    """What was decoded of a chunk is not what the server has, twice."""
+    """A chunk was decoded twice, and both times differs from what the server has."""
 
     code = "ErrDumpChunkDiffers"
 

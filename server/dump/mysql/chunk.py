@@ -72,7 +72,9 @@ class TableDiffersError(InvalidError):
 
 @dataclass(frozen=True)
 class ChunkQuery:
-    """What reads one table; `collations` are the names of its key columns' collations."""
+    """The statements that read one table; `collations` are the names of its key columns'
+    collations.
+    """
 
     schema: str
     table: Table
@@ -120,7 +122,7 @@ class ChunkQuery:
                 raise self.differs(column.name)
 
     def differs(self, column: str) -> TableDiffersError:
-        """What is to be raised when a column is another one at the server."""
+        """The error for a column that is another one at the server."""
         return TableDiffersError(
             f"column {column} of {self.schema}.{self.table.name} is another one on the server than "
             "the log has told so far"
@@ -140,7 +142,7 @@ class ChunkQuery:
         return [self._side(place) for place in self.table.key_places]
 
     def parameters(self, part: Range, limit: int) -> list[Cell]:
-        """What to bind, for the rows of a range."""
+        """The values to bind, for the rows of a range."""
         return [*self.bounds(part), integer(limit)]
 
     def cursor(self, row: bytes) -> Cursor:

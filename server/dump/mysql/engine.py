@@ -369,7 +369,7 @@ class DumpEngine:
             self._listener.cannot_read_again(table_id, error)
 
     def _note(self, error: str) -> None:
-        """What everything waits for, as tables that are not done tell it."""
+        """Note in the status of all unfinished tables why they wait."""
         with self._listener.looking():
             for dump in self._listener.all_dumps():
                 if not dump.durable.state.is_over and dump.durable.error != error:

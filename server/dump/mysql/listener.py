@@ -155,8 +155,8 @@ class DumpListener:
         self.on_news()
 
     def begin_anew(self, names: Collection[str], job: Job) -> bool:
-        """What was read of these tables does not count; False, and nothing has changed:
-        one is not being dumped.
+        """Give up what was read of these tables; False, and nothing has changed: one is not being
+        dumped.
         """
         with self._lock:
             here = {
@@ -311,7 +311,7 @@ class DumpListener:
             self._dumps[table_id] = dump
 
     def name(self, table_id: int) -> str:
-        """By which the job knows a table: that which it had when its dump began."""
+        """The name that the job has for a table: its name when its dump began."""
         with self._lock:
             dump = self._dumps.get(table_id)
             return dump.durable.name if dump is not None else ""

@@ -1,5 +1,5 @@
-"""What a dump reads next, in what steps, and how hard, so that the log lags little more than it
-would without it. Pure.
+"""The order, size and pace of a dump's reads, so that the log lags little more than it would
+without it. Pure.
 
 `next_picks` chooses the ranges of a round; `Pace` and `Refusals` follow each table, `LastRound`
 keeps to the rates of the job.
@@ -211,7 +211,7 @@ class XaWait:
         self._xids: frozenset[str] = frozenset()
 
     def looked(self, xids: frozenset[str], now_s: float) -> None:
-        """What the last window waited for, if anything."""
+        """Note the XA transactions that the last window waited for, if any."""
         if not xids:
             self._since_s = None
         elif self._since_s is None:
@@ -225,7 +225,7 @@ class XaWait:
         )
 
     def note(self, now_s: float) -> str:
-        """What an operator should know and do; empty where it is too early for that."""
+        """A hint for an operator; empty where it is too early for one."""
         if self._since_s is None or now_s < self._since_s + XA_TELL_S:
             return ""
         xids = sorted(self._xids)

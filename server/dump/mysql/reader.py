@@ -212,7 +212,7 @@ class ChunkReader:
     def _mismatch(
         self, query: ChunkQuery, part: Range, keys: pa.Array, rows: pa.Array
     ) -> ChunkMismatch | None:
-        """What of the rows of a range is not as the server has it now."""
+        """The rows of a range that differ from the server's present ones."""
         check, bounds = Check(query), query.bounds(part)
         ours = check.ours(keys, rows)
         total_row = self._statement(check.total_sql(part)).rows(bounds)
@@ -308,7 +308,7 @@ class ServerThreads:
         return self._server
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What it returns, or raises, in a thread."""
+        """Run a call in a thread; returns what it returns, and raises what it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def hang_up(self) -> None:

@@ -47,7 +47,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What the log made of the tables, at a place in it."""
+    """The tables as the log made them, at a place in it."""
 
     place: Place
     tables: Mapping[TableName, Mapping[str, Any]]
@@ -161,7 +161,9 @@ class CatalogueCheck:
     def _look(
         self, followed: Followed, wants: Callable[[str, str], bool]
     ) -> Mapping[TableName, str] | None:
-        """What differs; None: the log went on meanwhile, so that nothing can be said."""
+        """Compare the tables with the server's; None: the log went on meanwhile, so that they
+        cannot be compared.
+        """
         with log_in(self._options) as session:
             if log_end(session) != followed.place:
                 return None

@@ -76,7 +76,7 @@ class DdlChanges:
         """Those of the last transaction that had any."""
 
     def effect_of(self, logged: LoggedStatement) -> Effect:
-        """What a statement does to the changefeed's tables, by name.
+        """A statement's effect on the changefeed's tables, by name.
 
         Raises:
             StatementLoggedError, DdlUnknownError: rows would be lost.
@@ -111,9 +111,7 @@ class DdlChanges:
     def known(
         self, logged: LoggedStatement, names: Iterable[TableName]
     ) -> Mapping[TableName, FoundDefinition] | None:
-        """What these tables were right behind a statement that was followed before; None: it is
-        news.
-        """
+        """The tables right behind a statement that was followed before; None: it is new."""
         tables = self._catalog.known(logged.commit_ts)
         if tables is None:
             return None

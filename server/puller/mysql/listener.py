@@ -1,4 +1,4 @@
-"""What the dump gets from the log, and what the log's reader asks of the dump.
+"""The interface between the dump and the log's reader, in both directions.
 
 The dump follows the log beside the changefeed, and opens and closes its windows (DBLog) at the
 watermarks that it writes. One thread makes all calls of a `LogListener`, in the order of the log,

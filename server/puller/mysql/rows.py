@@ -1,5 +1,5 @@
-"""From committed events to rows in the sorter, table by table;
-stops where a table is not the one that is known.
+"""Turns committed events into rows in the sorter, table by table; stops where a table is not the
+one that is known.
 
 Runs in a thread, one step after the other; what needs the event loop (a change of the catalog)
 comes out of it as a `TableMapMismatch`, and it goes on when that was dealt with. Rows of the

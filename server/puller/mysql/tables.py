@@ -63,7 +63,7 @@ Wants = Callable[[str, str], bool]
 
 @dataclass(slots=True)
 class Effect:
-    """What a statement does: `touched` tables by their new names, with their ids, -1 for new ones.
+    """A statement's effect: `touched` tables by their new names, with their ids, -1 for new ones.
 
     Of `moved` tables rows came or went without row events; `filled` ones are new, and had rows
     before: where they were not taken by the names they had then, these are the `foreign` ones.
@@ -325,8 +325,8 @@ def _short(sql: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CatalogFacts:
-    """What a statement leaves to the server: its collations, a schema's default collation, and
-    definitions for records of old versions, which lack keys or collations.
+    """The facts that a statement leaves to the server: its collations, a schema's default
+    collation, and definitions for records of old versions, which lack keys or collations.
     """
 
     collations: Collations = field(default_factory=Collations)
@@ -429,8 +429,8 @@ def is_incomplete(record: TableRecord) -> bool:
 
 
 def new_id(commit_ts: int, name: TableName) -> int:
-    """Of a table that a DDL at `commit_ts` brings; above the ids of a snapshot,
-    which are small, and below 2^53.
+    """The id of a table that a DDL at `commit_ts` brings; above the ids of a snapshot, which are
+    small, and below 2^53.
     """
     digest = hashlib.blake2b(
         f"{commit_ts} {name[0]}\0{name[1]}".encode(), digest_size=_ID_BITS // 8
@@ -498,7 +498,7 @@ def _ordered_by(table: Table) -> Sequence[tuple[str, Column | Type | int]]:
 
 
 def _order(column: Column) -> Column | Type | int:
-    """What is equal of two columns whose values are in the same order; of texts the collation."""
+    """The properties by which values of a column are ordered; of texts the collation."""
     if column.type in INTEGERS:
         return Type.LONGLONG
     return column.collation if column.type in STRINGS else column

@@ -68,7 +68,7 @@ class Transaction(NamedTuple):
 
 @dataclass(slots=True)
 class _Lane:
-    """What one pump has sent."""
+    """The transactions that one pump has sent."""
 
     position_ts: int
     waiting: deque[Transaction] = field(default_factory=deque)
@@ -113,7 +113,7 @@ class Merge:
         return self._lanes[pump].position_ts
 
     def waiting_bytes(self, pump: str) -> int:
-        """What a pump has sent and nobody has taken."""
+        """The bytes that a pump has sent and nobody has taken."""
         return self._lanes[pump].waiting_bytes
 
     def push(self, pump: str, transaction: Transaction) -> None:

@@ -146,7 +146,7 @@ class Schemas:
             begin = page[-1][0] + b"\0"
 
     async def _check_kept(self, ts: int) -> None:
-        """What was read at `ts` was all there: GC had not passed it afterwards."""
+        """Check that a read at `ts` was complete: GC had not passed it afterwards."""
         safe_point = await self._pd.gc_safe_point()
         if ts < safe_point:
             raise HistoryLostError(
@@ -160,8 +160,8 @@ class Schemas:
 
 
 class ClusterTables:
-    """What of `server.puller.source.Source` the cluster's sources answer alike;
-    records are TiDB's TableInfo.
+    """The part of `server.puller.source.Source` that the cluster's sources share; records are
+    TiDB's TableInfo.
     """
 
     keeps_history = True

@@ -174,7 +174,7 @@ def following(record: TableRecord, before: TableRecord) -> TableRecord:
 
 
 def reread_of(record: TableRecord) -> Reread:
-    """What the record says of rows that are told again."""
+    """The note in the record about rows that are sent again."""
     return Reread(**(record.table_info.get(_REREAD) or {}))
 
 
@@ -209,7 +209,7 @@ def _is_shown_otherwise(old: Column, new: Column) -> bool:
 
 
 def _form(column: Column) -> int:
-    """What beside the type decides how a value is shown: digits behind the point, or bytes."""
+    """The form in which values are shown, beside the type: digits behind the point, or bytes."""
     if column.type is Type.BIT:
         return bit_bytes(column)
     has_digits = column.type is Type.TIME or column.as_text
@@ -284,7 +284,7 @@ def physical_spans(record: TableRecord) -> Sequence[Span]:
 
 
 def removed_from(record: TableRecord) -> Removed:
-    """What the record says of removed partitions; no ids: nothing.
+    """The note in the record about removed partitions; no ids: none.
 
     Raises:
         InvalidError: it cannot be read.

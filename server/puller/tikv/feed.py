@@ -90,7 +90,7 @@ _SILENT = Fault("stream_silent", wait_ms=100)
 
 
 def fault_of(error: cdcpb.Error) -> Fault:
-    """What a store's error means."""
+    """The fault that a store's error stands for."""
     if error.HasField("cluster_id_mismatch"):
         ids = error.cluster_id_mismatch
         message = (

@@ -39,7 +39,7 @@ class Frontier:
         return len(self._owned)
 
     def gaps(self) -> list[KeyRange]:
-        """What no subscription covers, neighbours joined, in key order."""
+        """The key ranges without a subscription, neighbours joined, in key order."""
         gaps: list[KeyRange] = []
         touching = False
         for piece in self._pieces:

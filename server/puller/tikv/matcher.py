@@ -95,7 +95,7 @@ class LateCommitError(CorruptError):
 
 
 class _Committing(Protocol):
-    """What a COMMIT tells; a row of a message, or one kept since."""
+    """A COMMIT of a message, or one kept since."""
 
     @property
     def start_ts(self) -> int:
@@ -135,7 +135,7 @@ class Row(_Committing, Protocol):
 
     @property
     def old_value(self) -> bytes:
-        """What the row was before; empty when it did not exist."""
+        """The row before; empty when it did not exist."""
         ...
 
     @property

@@ -83,7 +83,7 @@ class Sorter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What the pullers of a process share."""
+    """The parts that the pullers of a process share."""
 
     pd: PdClient
     feeds: EventFeeds
@@ -94,7 +94,7 @@ class Upstream:
 
 @dataclass(slots=True)
 class _Absorbed:
-    """What a batch of deliveries moved, besides the rows."""
+    """The progress that a batch of deliveries made, besides the rows."""
 
     resolved: dict[int, int] = field(default_factory=dict)
     faults: list[tuple[Subscription, Fault]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a declared type is in the log: the columns of TABLE_MAP events, made of a statement's tree.
+"""The columns of TABLE_MAP events that declared types give, made of a statement's tree.
 
 Pure.
 """

@@ -266,7 +266,7 @@ def _asked_name(key: Key) -> str:
 
 
 def row_key(columns: Sequence[Column], indexes: Sequence[Index]) -> tuple[str, ...]:
-    """What tells rows apart: the primary key, else the unique key of the fewest columns,
+    """The key that tells rows apart: the primary key, else the unique key of the fewest columns,
     none of them nullable.
     """
     by_name = {column.name.lower(): column for column in columns}

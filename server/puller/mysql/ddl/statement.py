@@ -44,7 +44,7 @@ from storage.mysql.control import Query
 
 
 class Verb(enum.Enum):
-    """What a statement does to a table."""
+    """The kinds of statements, by their effect on a table."""
 
     CREATED = "created"
     ALTERED = "altered"
@@ -92,7 +92,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a statement does; `words` are all names and keywords in it, in lower case."""
+    """A parsed statement; `words` are all names and keywords in it, in lower case."""
 
     kind: Kind
     actions: tuple[Action, ...] = ()
@@ -191,8 +191,8 @@ def _tree_in_any_mode(query: str, schema: str, dialect: Dialect) -> Tree:
 
 
 def _agreed(trees: list[Tree]) -> Tree:
-    """What all readings of a statement say of it; where they do not agree on columns only, a tree
-    that is not sure.
+    """The common part of all readings of a statement; where they do not agree on columns only, a
+    tree that is not sure.
     """
     first = trees[0]
     if all(tree == first for tree in trees):

@@ -1,4 +1,4 @@
-"""What stored rows hold after a change of their columns, which no event of the log tells. Pure.
+"""The values of stored rows after a change of their columns, which no event of the log tells. Pure.
 
 1. `change_of_values`: whether an ALTER of a column leaves all stored values as they are. Only what
    surely changes nothing passes: wider types of the same kind, other collations of the same

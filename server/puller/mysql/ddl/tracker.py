@@ -1,4 +1,4 @@
-"""What a table is after a statement, computed from what it was and from the statement's tree. Pure.
+"""Computes a table after a statement from the table before it and from the statement's tree. Pure.
 
 Invariants:
 1. A column keeps its id through renames, moves and changes of type; one that is added gets an id
@@ -64,7 +64,7 @@ _KEYS_UNTOLD: Final = "its rows were copied, and whether a unique key left some 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a statement's text does not tell: the server's collations, and the session."""
+    """The facts that a statement's text lacks: the server's collations, and the session."""
 
     collations: Collations = field(default_factory=Collations)
     dialect: Dialect = field(default_factory=Dialect)
@@ -315,8 +315,8 @@ class _Alter:
         return columns
 
     def _with_new_names(self, expression: str) -> str:
-        """What a generated column is computed from, by the names that the columns have now: the
-        server writes them into its expression, too.
+        """The expression of a generated column with the names that its columns have now: the server
+        writes them into its expression, too.
         """
         names = {old: new for old, new in self._names().items() if new is not None}
         return _renamed(expression, {old: new for old, new in names.items() if old != new.lower()})
@@ -433,8 +433,8 @@ class _Alter:
         return names | dict.fromkeys(self._dropped)
 
     def _names_in_keys(self) -> dict[str, str | None]:
-        """As MariaDB has it: the part of a key that is over a dropped column goes on with an added
-        one of that name.
+        """Rename within keys as MariaDB does: the part of a key over a dropped column goes on with
+        an added one of that name.
         """
         names = self._names()
         added = {

@@ -1,4 +1,4 @@
-"""What a statement says, as a tree: operations on tables, each with all of it that changes data.
+"""A statement as a tree: operations on tables, each with all of it that changes data.
 
 Pure.
 """

@@ -9,7 +9,7 @@ from storage.model.errors import CorruptError
 
 @dataclass(frozen=True, slots=True)
 class JsonRecord:
-    """What such values have in common; `what` says in an error what cannot be read."""
+    """Values that are kept as JSON; `what` names them in errors."""
 
     what: ClassVar[str]
 

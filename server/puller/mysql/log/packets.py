@@ -35,8 +35,9 @@ EVENT_BYTES_MAX: Final = (1 << 30) + (1 << 20)
 
 @dataclass(slots=True)
 class Packets:
-    """What has arrived; `checksums` says whether a CRC32 follows each event: as was agreed with the
-    server, and behind each FORMAT_DESCRIPTION as that says of its file, whatever was agreed.
+    """Splits the bytes that have arrived into events; `checksums` says whether a CRC32 follows each
+    event: as was agreed with the server, and behind each FORMAT_DESCRIPTION as that says of its
+    file, whatever was agreed.
     """
 
     checksums: bool

@@ -151,8 +151,8 @@ class TimeLimit:
 
 @dataclass(frozen=True, slots=True)
 class TimeDecision:
-    """What was decided about times of transactions that were read for the first time,
-    and the time limits that say so from now on.
+    """The decision about times of transactions that were read for the first time, and the time
+    limits from now on, which record it.
     """
 
     time_limits: "TimeLimits"

@@ -75,7 +75,7 @@ class ReadServerRecord:
 
 
 def name_of(session: Session) -> str:
-    """By what a server is known again; a replica has another name."""
+    """The name by which a server is recognized; a replica has another one."""
     if session.flavor.is_mariadb:
         return "{}@{}:{}".format(*session.row("SELECT @@server_id, @@hostname, @@port"))
     return str(session.row("SELECT @@server_uuid")[0])
@@ -158,7 +158,8 @@ class StandstillCheck:
         self._next_at = self._clock() + LOOK_EVERY_S
 
     async def look(self, log_end: Callable[[], Awaitable[Place]]) -> None:
-        """Nothing has come since the last call; ask the server where its log ends, now and then.
+        """Called when nothing has come since the last call; asks the server where its log ends, now
+        and then.
 
         Raises:
             MySqlUnavailableError: it went on, and nothing of that came in `LOOK_EVERY_S`.

@@ -119,7 +119,7 @@ class TimeLimitsRecord:
 
 
 def prefix(changefeed: str) -> bytes:
-    """What the keys of a changefeed's saved positions start with."""
+    """The prefix of the keys of a changefeed's saved positions."""
     return keys.source(changefeed) + b"anchor/"
 
 

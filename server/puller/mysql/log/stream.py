@@ -141,7 +141,7 @@ class LogStream:
         self._changed.wait_for(lambda: self._bytes >= size or self._error is not None, timeout_s)
 
     def _pop(self) -> bytes:
-        """As much as one take is worth; makes room for the thread."""
+        """Take events for one turn, which makes room for the thread."""
         parts: list[bytes] = []
         size = 0
         while self._arrived and (

@@ -188,7 +188,7 @@ def read_collations(session: Session) -> Collations:
 
 
 def schema_collation(session: Session, schema: str) -> str:
-    """What text columns of new tables have by default; nothing: there is no such schema now."""
+    """The default collation of text columns of new tables; empty: there is no such schema now."""
     rows = session.execute(_SCHEMA_COLLATION, [schema])
     return str(rows[0][0]) if rows else ""
 

@@ -24,7 +24,7 @@ _SKEW_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the checks need to know of a server."""
+    """The facts of a server that the checks need."""
 
     flavor: Flavor
     variables: Mapping[str, str]

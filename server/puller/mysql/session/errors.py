@@ -1,4 +1,4 @@
-"""What can go wrong between us and a MySQL-protocol server; each message says the way out. Pure.
+"""The errors between us and a MySQL-protocol server; each message says the way out. Pure.
 
 `refusal` turns a server's error into one of ours: by its number where that is enough, else by its
 text. Source: MySQL's and MariaDB's error messages, and what MariaDB 10.11 and MySQL 8.0 and 9.7

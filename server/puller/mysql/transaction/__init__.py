@@ -1,1 +1,1 @@
-"""From the events of a log to its committed transactions, in the order of the log."""
+"""Finds the committed transactions among the events of a log, in the order of the log."""

@@ -283,7 +283,7 @@ class OpenTransaction:
         self._rows = savepoint.rows
 
     def _keep(self, part: Events) -> None:
-        """In buffers of their own."""
+        """Keep events in buffers of their own."""
         if len(part):
             for piece in pieces(part, PART_BYTES):
                 self.parts.append(joined([piece]))

@@ -91,8 +91,8 @@ class FoundDefinition:
 
 
 class LogIndex:
-    """What the log says of tables from `begin` to `end`: each DDL, and the first TABLE_MAP of a
-    table behind each DDL of it. Pure.
+    """An index of what the log says of tables from `begin` to `end`: each DDL, and the first
+    TABLE_MAP of a table behind each DDL of it. Pure.
     """
 
     def __init__(self, place: Place, dialect: Dialect) -> None:

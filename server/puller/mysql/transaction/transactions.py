@@ -1,4 +1,4 @@
-"""From events to committed transactions, each with its commit_ts, and the statements between them.
+"""Makes of events committed transactions, each with its commit_ts, and the statements between them.
 
 Invariants:
 1. Rows are given when their transaction has ended (XID, COMMIT), in the order of the log; those of
@@ -160,7 +160,7 @@ class Transactions:
             yield from self._take(events)
 
     def _take(self, events: Events) -> Iterator[Item]:
-        """As `take`, of events that are not compressed."""
+        """Take events that are not compressed."""
         events.check_known()
         self._runs.begin(events)
         self._rows_of_buffer = None

@@ -228,7 +228,7 @@ class ColumnReader(TypeReader, KeyReader):
     # Attributes
 
     def _attribute(self) -> Callable[["ColumnReader", ColumnDef], ColumnDef] | None:
-        """What reads the attribute that comes; None: the column ends here."""
+        """The function that reads the next attribute; None: the column ends here."""
         token = self.peek()
         if token is None or token.sort is not Sort.WORD:
             return None

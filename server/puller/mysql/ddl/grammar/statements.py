@@ -428,7 +428,7 @@ class StatementReader(TableChangeReader):
         return Savepoint(self.name())
 
     def _release(self) -> Harmless:
-        """Nothing can go back to it any more."""
+        """RELEASE SAVEPOINT: nothing can go back to the savepoint any more."""
         self.expect("SAVEPOINT")
         self.name()
         return Harmless("savepoint")

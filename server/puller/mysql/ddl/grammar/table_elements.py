@@ -105,7 +105,7 @@ class KeyReader(TokenReader):
         return KeyPart(column, prefix)
 
     def key_options(self) -> None:
-        """What follows a key's columns; nothing of it changes data."""
+        """Skip the options behind a key's columns; none of them changes data."""
         while True:
             if self.skip_any("USING", "TYPE"):
                 self.at -= 1
@@ -213,7 +213,7 @@ class TableOptionReader(TokenReader):
         return self._other_option()
 
     def period(self) -> Spec:
-        """What stands behind PERIOD FOR: its name and its two columns."""
+        """Read the text behind PERIOD FOR: its name and its two columns."""
         system = self.name().upper() == "SYSTEM_TIME"
         self.parentheses()
         return Versioning(adds=True) if system else ADDS_PERIOD
