@@ -1,4 +1,4 @@
-"""A gauge of which only a leader or owner knows the value.
+"""A gauge whose value only a leader or owner knows.
 
 The rule, the same in every daemon: a daemon that does not lead shows no sample of such a gauge, and
 neither one that has led. Its last value would look like the present one, and sums and minimums over

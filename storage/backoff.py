@@ -1,5 +1,4 @@
-"""The pauses between attempts at what fails: doubled up to a cap, with jitter,
-and never past a deadline.
+"""The pauses between attempts: doubled up to a cap, with jitter, and never past a deadline.
 
 A loop without end holds a `Backoff`, one operation with a deadline a `Backoffer`. Two keep a count
 of their own and so their own doubling: TiKV's puller, whose calm is measured in time, and the

@@ -1,4 +1,4 @@
-"""JSON that a client sent: what another program wrote, and not always by the rules."""
+"""Reads JSON from clients, which other programs wrote, not always by the rules."""
 
 import json
 from typing import Any

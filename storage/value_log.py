@@ -1,5 +1,5 @@
-"""The value log: numbered append-only segments of records;
-what `append` returned for survives any crash.
+"""The value log: numbered append-only segments of records; a record survives any crash once
+`append` has returned.
 
 Layout (docs/format/value-log.md): `%06d.vlog`, records of `storage.record`, and in a finalised
 segment a last record, the footer, with the largest timestamp in it. `ValueLog` writes, recovers and

@@ -1,4 +1,4 @@
-"""Small files that are written whole: each is whole and durable, or as it was before.
+"""Small files that are replaced as a whole: after a crash each has its new content or its old one.
 
 Errors of the operating system are raised as they are: the caller knows what the file is for.
 """

@@ -1,4 +1,4 @@
-"""Whose a service id is, as its name tells; and names as they can be shown and pasted into a shell.
+"""The owner of a service id, by its name; and names as they can be shown and pasted into a shell.
 
 Pure.
 

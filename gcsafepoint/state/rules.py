@@ -150,7 +150,7 @@ class Barriers:
         return removed
 
     def drop_expired(self, now_s: float) -> None:
-        """Remove those whose TTL is over."""
+        """Remove the expired ones."""
         while self._by_expiry and self._by_expiry[0][0] < now_s:
             expired_at, barrier_id = heapq.heappop(self._by_expiry)
             # A barrier that was renewed since has another entry.

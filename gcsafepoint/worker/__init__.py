@@ -1,4 +1,5 @@
-"""The GC worker: who leads, up to which timestamp history may go, and the three phases of a round.
+"""The GC worker: its election, the bound up to which history may go, and the three phases of a
+round.
 
 No gRPC here.
 """

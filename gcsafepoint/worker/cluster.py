@@ -66,8 +66,8 @@ class Cluster(Protocol):
         ...
 
     async def hold_safe_point(self, safe_point: int) -> LowestService:
-        """Set the service safepoint `gc_worker` for ever (UpdateServiceGCSafePoint);
-        returns who holds GC back most.
+        """Set the service safepoint `gc_worker` for ever (UpdateServiceGCSafePoint); returns the
+        service that holds GC back most.
 
         Raises:
             SafePointDecreasesError: a greater one is in force.

@@ -1,5 +1,4 @@
-"""A GC round from its safepoint to its end, as the GC leader runs it,
-and the same looked at without doing it.
+"""A GC round from its safepoint to its end, as the GC leader runs it, and a dry run of it.
 
 A round goes prepare → resolve locks → delete ranges → do gc. `GCLeader.run_round` runs one and
 tells a `Listener` of each step; `make_plan` tells what a round begun now would do, and moves and

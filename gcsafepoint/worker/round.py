@@ -203,7 +203,9 @@ def _phase_left(gc_round: Round, now_ms: int) -> Round:
 
 @dataclass(frozen=True, slots=True)
 class SafePointBound:
-    """A safepoint, and who keeps it from being greater; "" if only life_time does."""
+    """A safepoint, and the service or transaction that keeps it from being greater; "" if only
+    life_time does.
+    """
 
     ts: int
     blocker: str = ""

@@ -282,7 +282,7 @@ class GcStateService:
     async def AdvanceTxnSafePoint(
         self, request: pdpb_pb2.AdvanceTxnSafePointRequest
     ) -> pdpb_pb2.AdvanceTxnSafePointResponse:
-        """Move t as far as nobody blocks it, and say who does."""
+        """Move the txn safe point as far as nothing blocks it; the answer names what does."""
         advance = await self._safe_points.advance_txn_safe_point(scope_of(request), request.target)
         return pdpb_pb2.AdvanceTxnSafePointResponse(
             old_txn_safe_point=advance.old,

@@ -94,7 +94,7 @@ class HttpApi:
 
 
 def safe_points_document(view: GcView) -> dict[str, Any]:
-    """PD's `ListServiceGCSafepoint`; who never ends has PD's MaxInt64."""
+    """PD's `ListServiceGCSafepoint`; one that never expires has PD's MaxInt64."""
     services = sorted(
         (view.gc_worker, *view.services),
         key=lambda service: (service.safe_point, service.service_id),

@@ -1,5 +1,5 @@
-"""The coordinator's own keys: where PD keeps what in etcd, so that an operator's etcdctl habits
-hold; and that clients may read them through the coordinator's port, and not write them.
+"""The coordinator's own keys, in PD's layout of etcd, so that an operator finds them by etcdctl as
+before. Clients may read them through the coordinator's port, and not write them.
 
 Whoever deletes or overwrites PD's records under the leader stops the timestamps, or makes numbers
 come twice. Those who have a reason, an operator with a snapshot or pd-recover, go to the etcd

@@ -108,7 +108,7 @@ class PumpConfig:
     gc_interval_seconds: float = setting(3600.0, "how often GC runs", least=0.001)
 
     def check_with(self, security: SecurityConfig) -> None:
-        """See that the cluster's own processes can say who they are; raises ConfigError."""
+        """Check that the cluster's own processes can identify themselves; raises ConfigError."""
         check_provable(self.access_file, security)
 
 

@@ -1,5 +1,5 @@
-"""A pump among others: its entry in the registry where TiDB, Drainer and pumps find each other, how
-it leaves, and what readers have.
+"""A pump's entry in the registry, by which TiDB, Drainer and pumps find each other; how a pump
+leaves, and how far its readers are.
 
 `/tidb-binlog/v1/pumps/<nodeId>` holds JSON as the original Pump writes it, without a lease, renewed
 every few seconds; TiDB writes to the pumps whose state is `online`. `Node` is this pump as others

@@ -1,4 +1,4 @@
-"""The pump's gRPC services, and which binlogs they take.
+"""The pump's gRPC services, and the rule by which they take binlogs.
 
 `WriteBinlogCalls` and `BinlogPump` are `binlog.Pump` of TiDB and Drainer, with the answers that the
 original Pump gives; every refusal is gRPC UNKNOWN. `PumpService` is
@@ -43,7 +43,7 @@ class PrewritesFullError(UnavailableError):
 
 
 class Admission:
-    """The door of one storage."""
+    """Decides which binlogs one storage takes."""
 
     def __init__(
         self,

@@ -41,10 +41,10 @@ async def write_heartbeats(storage: PumpStorage, pd: PdClient, interval_seconds:
 
 
 class GarbageCollector:
-    """Removes what is older than the retention and what nobody needs,
-    and tells of what readers lost by it.
+    """Removes binlogs that are older than the retention, unless a reader needs them, and logs what
+    readers lost by it.
 
-    Needed is what a connected reader has not had, and what a registered drainer has not brought
+    A connected reader needs what it has not received, a registered drainer what it has not brought
     downstream; both hold GC back up to the forced age.
     """
 

@@ -1,4 +1,5 @@
-"""A servicer behind the check of who calls: each method asks for its right, before anything else.
+"""A servicer behind a check of its clients' rights: each method checks the right it needs, before
+anything else.
 
 gRPC's listener and the HTTP API call the same guarded servicer, so there is one place that decides.
 A call that came by HTTP, or that the process makes for itself, has an `HttpContext` in the place of

@@ -1,4 +1,6 @@
-"""gRPC's own engine asks here, at each call, what the native one asks in its listener."""
+"""The check of clients' rights for gRPC's own engine, at each call; the native engine has it in its
+listener.
+"""
 
 import inspect
 from collections.abc import AsyncIterator, Callable

@@ -95,7 +95,7 @@ class UnauthenticatedError(StatusError):
 
 
 class ForbiddenError(StatusError):
-    """It is known who calls, and this client may not."""
+    """The client is known, and has no right to this call."""
 
     code = "ErrUnauthorized"
 
@@ -107,7 +107,7 @@ class ForbiddenError(StatusError):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One who may call."""
+    """A client of the access file."""
 
     name: str
     role: str
@@ -151,7 +151,7 @@ EVERYBODY: Final = Client("", "admin")
 
 
 class Access(Protocol):
-    """Tells clients by what they bring."""
+    """Finds the client by its token or certificate."""
 
     def client(self, tokens: Sequence[bytes], names: Iterable[bytes] = ()) -> Client:
         """The client with these tokens, over a connection whose certificate has these common names.

@@ -1,5 +1,5 @@
-"""A line in the log for every call that changes something: who, what, of which object, and how it
-ended. Calls that only read, and those of other daemons, have none.
+"""A line in the log for every call that changes something: its client, method, object and outcome.
+Calls that only read, and those of other daemons, have none.
 """
 
 import json

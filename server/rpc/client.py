@@ -145,8 +145,8 @@ def _brought(metadata: Any, path: str) -> tuple[tuple[str, Any], ...]:
 
 
 async def diagnose(address: str, security: SecurityConfig) -> str:
-    """One sentence, without a full stop, about who answers at `host:port`;
-    takes at most a few seconds.
+    """One sentence, without a full stop, about the server at `host:port`; takes at most a few
+    seconds.
 
     Raises:
         CredentialsError: our own TLS files cannot be used.

@@ -1,5 +1,5 @@
-"""Bounds the connections of listeners whose accepting is not ours:
-gRPC's and Flight's C++ do not say whom they let in.
+"""Bounds the connections of listeners that accept in C++, gRPC's and Flight's: they do not show us
+their connections.
 
 The kernel does. A few times a second the process's open files are counted, and looked at if there
 are enough of them for a bound to be exceeded. What an address has beyond its share, and what all

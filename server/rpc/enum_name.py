@@ -1,4 +1,4 @@
-"""Words for the enums of messages: peers of a later version send numbers that have none here."""
+"""Names of enum values: peers of a later version send numbers that have no name here."""
 
 from typing import Any
 

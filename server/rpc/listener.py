@@ -1,5 +1,5 @@
-"""Listening sockets, and the accepting of connections in turn by client address,
-so that whoever connects by the thousand waits for himself.
+"""Listening sockets. Connections are accepted in turn by client address, so that a client with
+thousands of them delays only itself.
 
 `open_listeners` takes an address as gRPC's users write it: `host:port`, `[::]:port`, `localhost:0`,
 `unix:path`. `client_address` says whose a connection is, as far as a listener can tell: one host

@@ -1,7 +1,7 @@
-"""Which coordinators there are, and which of them leads: asked by GetMembers, ours or a real PD's.
+"""The coordinators of a cluster and their leader, found by GetMembers: ours or a real PD's.
 
-Everybody known is asked at once, and the first who names a leader is believed: a wrong answer (of a
-member that lags behind) costs one refused call, after which all are asked again.
+All known coordinators are asked at once, and the first answer that names a leader counts: a wrong
+answer (of a member that lags behind) costs one refused call, after which all are asked again.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The client of the coordinators, ours or a real PD's: cluster, TSO, regions, stores, safepoints.
 
 Calls go to the leader. One that meets an absent coordinator, or one that does not lead, is repeated
-with back-off, at whoever leads then, until `_CALL_SECONDS` are over; keys are
+with back-off, at the leader of that time, until `_CALL_SECONDS` are over; keys are
 memcomparable-encoded, as in PD.
 
 Timestamps come over one stream (`TsoStream`), which concurrent callers share: whoever holds its

@@ -1,5 +1,5 @@
-"""Calls that stay open are asked again and again whether their client may still make them: clients
-leave the access file, get another role, or come to their end while their streams are open.
+"""Open calls are checked again and again: a client may leave the access file, get another role or
+expire while its streams are open.
 """
 
 import asyncio

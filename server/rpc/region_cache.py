@@ -1,5 +1,5 @@
-"""Which region, and which store, holds a key: what the coordinator said last,
-corrected by what stores answer. Pure.
+"""The cache of regions and their stores by key: the coordinator's last answer, corrected by what
+stores answer. Pure.
 
 Invariants: cached regions never overlap; a region is never replaced by an older epoch of the same
 key range. Keys in the cache are memcomparable-encoded, as the coordinator sends them; the functions

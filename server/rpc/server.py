@@ -1,5 +1,5 @@
-"""One listener: services, health, reflection, limits, TLS, drain;
-what nobody serves answers UNIMPLEMENTED.
+"""One listener: services, health, reflection, limits, TLS, drain; unknown methods answer
+UNIMPLEMENTED.
 """
 
 import asyncio

@@ -51,7 +51,7 @@ class BadSizeError(InvalidError):
 
 
 class OnlineConfig:
-    """Sizes by name, and who follows each."""
+    """Settings that are sizes, by name, and the parts that follow each."""
 
     def __init__(
         self, reader: Reader, group: GroupCommit, followers: Mapping[str, Callable[[int], None]]

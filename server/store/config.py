@@ -82,7 +82,7 @@ class StoreConfig:
     )
 
     def check_with(self, security: SecurityConfig) -> None:
-        """See that the cluster's own processes can say who they are; raises ConfigError."""
+        """Check that the cluster's own processes can identify themselves; raises ConfigError."""
         check_provable(self.access_file, security)
 
     def __post_init__(self) -> None:

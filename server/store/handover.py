@@ -1,5 +1,5 @@
-"""Empty regions go to the store that serves fewest:
-how several stores share the regions without moving any data.
+"""Sharing of regions among stores without moving data: empty regions are handed to the store that
+serves fewest.
 
 A region that holds nothing is given away in steps that may each be repeated after a crash:
 1. The source stops admitting requests for it, waits for those it admitted, and sees that it is

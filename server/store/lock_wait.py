@@ -1,5 +1,5 @@
-"""Waiting for pessimistic locks: who is refused waits in a queue, is woken by the unlock,
-and tries again.
+"""Waiting for pessimistic locks: a request that is refused waits in a queue, is woken by the
+unlock, and is tried again.
 
 client-go asks again at once when it is refused, so an immediate answer would make it spin.
 `wait_timeout` says how long a client would wait, in ms: below 0 not at all, 0 as long as the store
@@ -45,7 +45,7 @@ class Wait(Waiter):
 
 
 class LockWaits:
-    """The lock requests of a store that wait; at most 4096, who comes later is answered at once."""
+    """The waiting lock requests of a store; at most 4096, later ones are answered at once."""
 
     def __init__(self, runner: Runner, ceiling_s: float) -> None:
         self._runner = runner
@@ -74,8 +74,8 @@ class LockWaits:
             wait = following
 
     async def _turn(self, wait: Wait) -> tuple[Response, bool]:
-        """The answer to the next attempt, and whether it was woken by an unlock;
-        in any case the next one is told.
+        """The answer to the next attempt, and whether it was woken by an unlock; in any case the
+        next waiter gets its turn.
         """
         answer: Response | None = None
         try:
@@ -100,9 +100,7 @@ class LockWaits:
         return answer, True
 
     def _pass_on(self, wait: Wait, answer: Response | None) -> None:
-        """After an attempt of the one that was woken: the key has an owner,
-        or it is the next one's turn.
-        """
+        """After a woken waiter's attempt: record the key's new owner, or wake the next waiter."""
         if answer is not None and not answer.errors and not answer.HasField("region_error"):
             self._queue.hold(wait.key, wait.start_ts)
         elif answer is not None and answer.errors and answer.errors[0].locked.key == wait.key:

@@ -1,6 +1,4 @@
-"""Requests of raw keys, reads and writes: one function a request;
-the clock of their TTLs is this machine's.
-"""
+"""RawKV's calls, reads and writes: one function a call; TTLs are counted by our clock."""
 
 import time
 from collections.abc import Sequence

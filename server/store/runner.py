@@ -1,5 +1,5 @@
-"""Runs batches of requests: reads together against one snapshot in a reader thread,
-writes together in one group; and refuses what is wrong whatever the state of its keys.
+"""Runs batches of requests: reads together against one snapshot in a reader thread, writes together
+in one group. Requests that are invalid whatever the state of their keys are refused first.
 
 Limits are TiKV's: `storage.max-key-size` (of the encoded key) and `raftstore.raft-entry-max-size`.
 

@@ -1,4 +1,4 @@
-"""FarmHash's Fingerprint64, which clients know keys by in a deadlock's wait chain. Pure.
+"""FarmHash's Fingerprint64, by which clients recognize keys in a deadlock's wait chain. Pure.
 
 Source: the public FarmHash (farmhashna::Hash64), whose result is fixed for all time;
 kvrpcpb.Deadlock.

@@ -1,4 +1,5 @@
-"""Why no read misses a transaction whose commit_ts the store computes itself (async commit, 1PC).
+"""The fence that lets no read miss a transaction whose commit_ts the store computes itself (async
+commit, 1PC).
 
 Pure but for a lock.
 

@@ -1,3 +1,3 @@
-"""The right to answer and to write, and who has it:
-every room of the coordinator leans on it (docs/design/0009).
+"""Leadership: the right to answer and to write, on which every room of the coordinator depends
+(docs/design/0009).
 """

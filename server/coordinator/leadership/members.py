@@ -1,4 +1,4 @@
-"""The coordinators of a cluster: who they are, who of them leads, and how one of them stays listed.
+"""The coordinators of a cluster: their list, their leader, and how each stays listed.
 
 `Membership` lists this coordinator as `/pd/<cluster>/member/<id>/tidemark`, with a lease of
 minutes: clients keep the list and try everybody on it, so a restart, or an etcd that is away for a

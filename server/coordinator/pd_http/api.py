@@ -1,4 +1,4 @@
-"""The HTTP API on the client port: routes, and who answers them.
+"""The HTTP API on the client port: its routes and their handlers.
 
 Only the leader knows stores, regions and rules. A follower sends the client there with 307, which
 Go's clients follow with method and body, and curl does with -L; PD passes such requests on itself,

@@ -1,5 +1,5 @@
-"""Calls of batch routes (`server.rpc.front`): a message goes on its route as it comes,
-its answer back as it is given.
+"""Calls of batch routes (`server.rpc.front`): a received message is queued on its route at once,
+and its answer is sent when the route gives it.
 
 No task waits for either. `done` and `set_result` are what a route needs of whoever asks.
 """

@@ -1,5 +1,5 @@
-"""A connection's socket: what comes is given to the connection at once,
-what it has to say is written in one piece.
+"""A connection's socket: received bytes go to the connection at once, and its answers are written
+in one piece.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 bounds what all of them have, drains.
 
 It takes the same handlers as `grpc.aio.Server`, and serves those of batch routes without a task.
-`Admission` says who may connect: at most so many connections in all, and so many from one client
+`Admission` limits connections: at most so many connections in all, and so many from one client
 address. Where either is used up, connections without calls make room: those of the address itself
 for one more of its own, those of the address with the most for one more of anybody's. An address
 whose connections all have calls is refused.
