@@ -908,7 +908,7 @@ SPARK: Final = Dashboard(
                     queries={
                         "{{step}}": _mean("tidemark_spark_step_seconds", "step", _CHOSEN),
                     },
-                    text="As Spark tells them: latestOffset waits for rows, addBatch is the work.",
+                    text="latestOffset waits for rows, addBatch is the work, triggerExecution is both.",
                 ),
                 Panel(
                     title="Inserts that replaced rows",

@@ -233,14 +233,15 @@ class IdleCuts:
     """
 
     def __init__(self) -> None:
-        self._batch = -1
+        self._is_idle = False
+        """Whether the newest cut had no rows."""
 
     def is_about_one(self, line: Mapping[str, Any]) -> bool:
         """Whether a line of a job is about such a cut; lines are given in their order."""
-        if "end_ts" in line and not line.get("rows"):
-            self._batch = line.get("batch", -1)
-            return True
-        return "progress" in line and line["progress"]["batch"] == self._batch
+        if "end_ts" in line:
+            self._is_idle = not line.get("rows")
+            return self._is_idle
+        return "progress" in line and self._is_idle
 
 
 class Turns:

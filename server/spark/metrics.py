@@ -66,7 +66,7 @@ STAGE_LAG_SECONDS = Gauge(
 )
 STEP_SECONDS = Histogram(
     "tidemark_spark_step_seconds",
-    "Time of the steps of a batch, as Spark tells them",
+    "Time of the steps of a cut: waiting for it, applying it, both",
     ["changefeed", "step"],
 )
 SMALL_FILE_RATIO = Gauge(
@@ -85,14 +85,7 @@ MAINTENANCE_SECONDS = Histogram(
     ["changefeed"],
 )
 _STAGES = ("captures", "spark")
-_STEPS = (
-    "latestOffset",
-    "queryPlanning",
-    "addBatch",
-    "walCommit",
-    "commitOffsets",
-    "triggerExecution",
-)
+_STEPS = ("latestOffset", "addBatch", "triggerExecution")
 
 
 def observe(changefeed: str, line: dict[str, Any]) -> None:

@@ -149,6 +149,8 @@ class Changefeed:
         self._epoch: int | None = None
         self.traceparent = options.traceparent
         """The span of which the reads that are planned now are a part; empty: nothing is traced."""
+        self.resolved_ts = 0
+        """How far the captures were when they described the changefeed last."""
 
     @property
     def epoch(self) -> int:
@@ -184,6 +186,7 @@ class Changefeed:
         ddls = tuple(_ddl(item) for item in answer.get("ddls", ()))
         skipped = tuple((start_ts, end_ts) for start_ts, end_ts in answer.get("skipped", ()))
         checkpoint_ts, resolved_ts = answer["checkpoint_ts"], answer["resolved_ts"]
+        self.resolved_ts = resolved_ts
         return ChangefeedMeta(
             checkpoint_ts,
             resolved_ts,

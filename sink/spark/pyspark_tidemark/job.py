@@ -44,8 +44,8 @@ from pyspark_tidemark.lake.maintenance import Maintenance
 from pyspark_tidemark.lake.manifest import check_mode
 from pyspark_tidemark.lake.opening import open_target, opened_manifest
 from pyspark_tidemark.lake.reporter import Reporter
-from pyspark_tidemark.lake.session import open_session
-from pyspark_tidemark.options import parse
+from pyspark_tidemark.lake.session import open_session, trigger_s
+from pyspark_tidemark.options import Options, parse
 from pyspark_tidemark.output import own_output, write_line
 from pyspark_tidemark.progress import document
 
@@ -54,6 +54,16 @@ _FINISH_S, _FINISH_STEP_S = 30.0, 0.1
 _LOST = "ErrSparkLost"
 _INITIALIZING = "Initializing sources"
 """What Spark says of a query whose source has not begun."""
+_ROUND_S = 10.0
+"""How long the job goes on to apply cuts within one batch of Spark's: to plan, log and begin one
+costs Spark more than a small cut costs otherwise.
+"""
+_POLL_MS, _POLL_MS_MAX = Options.poll_ms, 1000
+"""How long a capture may wait for the next cut before it answers that there is none: as long as the
+trigger's interval, within these.
+"""
+_LOOK_S, _FIRST_LOOKS_S = 1.0, 0.1
+"""How often the query is looked at, and before it has begun."""
 _asked_to_end = threading.Event()
 """A SIGTERM came before there were batches to end after."""
 
@@ -242,15 +252,17 @@ class Job:
         self._reporter = reporter
         self._out = out
         self._stop = threading.Event()
+        self._wake = threading.Event()
+        """The job has been told to stop, or a cut has failed."""
         self._in_batch = threading.Lock()
         self._saying = threading.Lock()
         self._failure: SourceError | None = None
-        self._batch = self._said_batch = -1
-        """The newest batch, and the newest that its progress was said of."""
+        self._trigger_s = self._next_cut_s = 0.0
 
     def stop(self, *_: Any) -> None:
-        """End after the batch that is running; also a signal handler."""
+        """End after the cut that is being applied; also a signal handler."""
         self._stop.set()
+        self._wake.set()
 
     def run(self, spark: SparkSession, start_ts: int) -> None:
         """Apply cuts until stopped or until `--until-ts`.
@@ -258,22 +270,26 @@ class Job:
         Raises:
             SourceError: what a batch failed with.
         """
+        self._trigger_s = trigger_s(spark, self._arguments.trigger)
         query = self._started(spark, start_ts)
         self._say({"ready": True, "query": query.id, "start_ts": start_ts})
         is_reading = False
         try:
-            while query.isActive and not self._stop.wait(0.1) and self._reporter.failure is None:
+            while query.isActive and self._reporter.failure is None:
+                if self._wake.wait(_LOOK_S if is_reading else _FIRST_LOOKS_S):
+                    break
                 if not is_reading:
                     is_reading = query.status["message"] != _INITIALIZING
                     if is_reading:
                         # Whoever starts many jobs on few cores waits for it before the next one.
                         self._say({"reading": True})
-                self._say_progress(query)
             stopped = self._stop.is_set()
+            self._stop.set()
             # A cut that is being applied ends first: `query.stop` interrupts its threads.
             with self._in_batch:
-                self._stop.set()
+                pass
         finally:
+            self._stop.set()
             failed = query.exception() if not query.isActive else None
             query.stop()
         failure = self._failure or self._reporter.failure
@@ -281,26 +297,6 @@ class Job:
             raise failure
         if not stopped:
             raise _query_failure(failed)
-        self._say_progress(query)
-
-    def _say_progress(self, query: StreamingQuery) -> None:
-        """Say where the time of the newest batch went, once Spark has noted it."""
-        # Asked for, and not listened to: PySpark's listener makes some 40 calls of the JVM for
-        # each batch, which was a third of what a small cut cost there.
-        if self._said_batch >= self._batch:
-            return
-        try:
-            progress = query.lastProgress
-        except KeyError:
-            # Spark leaves out a rate that is no number, as of a trigger in the same millisecond as
-            # the one before, and PySpark does not expect that.
-            self._said_batch = self._batch
-            return
-        if progress is None or progress.batchId <= self._said_batch:
-            return
-        self._said_batch = progress.batchId
-        if (line := document(progress, time.time())) is not None:
-            self._say({"progress": line})
 
     def _started(self, spark: SparkSession, start_ts: int) -> StreamingQuery:
         arguments = self._arguments
@@ -330,15 +326,37 @@ class Job:
                 # An exception, not a return: Spark must not count the batch as done.
                 raise _StoppedError
             try:
+                round_ends_s = time.monotonic() + _ROUND_S
                 for start_ts, end_ts in cuts.collect() if logged is None else [logged]:
                     self._apply_one(Cut(batch, start_ts, end_ts))
+                self._go_on(batch, round_ends_s)
             except Exception as err:
                 self._failure = named(err)
+                self._wake.set()
                 raise
-            self._batch = batch
 
-    def _apply_one(self, cut: Cut) -> None:
+    def _go_on(self, batch: int, round_ends_s: float) -> None:
+        """Apply the cuts that come until then, too.
+
+        Spark's log stays behind: a job that is started again is given a range that the lake has in
+        part, and applies the rest.
+        """
+        wait_ms = min(max(_POLL_MS, int(self._trigger_s * 1000)), _POLL_MS_MAX)
+        while not self._stop.wait(self._next_cut_s - time.monotonic()):
+            asked_s = time.monotonic()
+            if asked_s >= round_ends_s or self._reporter.failure is not None:
+                return
+            start_ts = self._applier.applied_ts
+            end_ts = self._applier.next_end(self._arguments.max_rows, wait_ms)
+            if self._arguments.until_ts is not None:
+                end_ts = min(end_ts, self._arguments.until_ts)
+            if end_ts > start_ts:
+                self._apply_one(Cut(batch, start_ts, end_ts), time.monotonic() - asked_s)
+
+    def _apply_one(self, cut: Cut, awaited_s: float = 0.0) -> None:
+        """Apply a cut that came after `awaited_s`, and tell of it."""
         started = time.monotonic()
+        self._next_cut_s = started + self._trigger_s
         replayed = cut.end_ts <= self._applier.applied_ts
         record = self._applier.apply(cut)
         rows = {} if replayed else {item.table: item.rows for item in record.tables}
@@ -350,9 +368,9 @@ class Job:
             self._say({"altered": altered})
         checkpoint_ts = self._applier.acknowledge()
         self._reporter.applied(record.end_ts)
-        self._report(
-            record, cut.batch, rows, seconds=time.monotonic() - started, checkpoint_ts=checkpoint_ts
-        )
+        seconds = time.monotonic() - started
+        self._report(record, cut.batch, rows, seconds=seconds, checkpoint_ts=checkpoint_ts)
+        self._say_progress(cut, record.end_ts, awaited_s, seconds)
         if (health := self._maintenance.maintain()) is not None:
             self._say({"maintenance": health})
 
@@ -377,11 +395,20 @@ class Job:
             }
         )
         if self._arguments.until_ts is not None and record.end_ts >= self._arguments.until_ts:
-            self._stop.set()
+            self.stop()
 
-    def _say(self, document: dict[str, Any]) -> None:
+    def _say_progress(self, cut: Cut, end_ts: int, awaited_s: float, seconds: float) -> None:
+        steps = {
+            "latestOffset": awaited_s,
+            "addBatch": seconds,
+            "triggerExecution": awaited_s + seconds,
+        }
+        line = document(cut.batch, end_ts, self._applier.resolved_ts, time.time(), steps)
+        self._say({"progress": line})
+
+    def _say(self, line: dict[str, Any]) -> None:
         with self._saying:
-            write_line(self._out, document)
+            write_line(self._out, line)
 
 
 def _query_failure(failed: BaseException | None) -> SourceError:

@@ -4,13 +4,13 @@ from the progress that Spark reports after each batch.
     spark.streams.addListener(LagListener(print))
 
 Lag has two parts: what the changefeed is behind the clock, and what the query is behind the
-changefeed. `document` is the lake job's own: it also shows where the time of a batch goes.
+changefeed. `document` is the lake job's own, of each cut: it also shows where its time goes.
 """
 
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -57,18 +57,20 @@ class LagListener(StreamingQueryListener):
         """Do nothing: whoever started the query sees how it ended."""
 
 
-def document(progress: Any, now_s: float) -> dict[str, Any] | None:
-    """The line of a batch; None before the first."""
-    lag = next(lags(progress, now_s), None)
-    if lag is None:
-        return None
+def document(
+    batch: int, end_ts: int, resolved_ts: int, now_s: float, steps_s: Mapping[str, float]
+) -> dict[str, Any]:
+    """The line of a cut: how far the lake is behind the captures, and they behind the clock; and
+    how long the steps took.
+    """
+    newest_ts = max(resolved_ts, end_ts)
     return {
-        "batch": lag.batch,
-        "end_ts": lag.end_ts,
-        "resolved_ts": lag.resolved_ts,
-        "spark_lag_s": round(lag.query_s, 3),
-        "captures_lag_s": round(max(0.0, lag.total_s - lag.query_s), 3),
-        "ms": {name: int(ms) for name, ms in progress.durationMs.items()},
+        "batch": batch,
+        "end_ts": end_ts,
+        "resolved_ts": newest_ts,
+        "spark_lag_s": round(_seconds(newest_ts) - _seconds(end_ts), 3),
+        "captures_lag_s": round(max(0.0, now_s - _seconds(newest_ts)), 3),
+        "ms": {name: round(seconds * 1000) for name, seconds in steps_s.items()},
     }
 
 

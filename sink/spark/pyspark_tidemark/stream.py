@@ -114,10 +114,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark asks from `start` on when everything below is committed: invariant 3.
         if start is not None:
             self._acknowledge(position)
-        rows, size = self._limits(limit)
-        wait_ms = self._options.poll_ms
-        end_ts = self._changefeed.latest(position, max_rows=rows, max_bytes=size, wait_ms=wait_ms)
-        end_ts = max(position, self._capped(end_ts))
+        end_ts = max(position, self._capped(self._next_end(position, limit)))
         if end_ts > position:
             self._pass(position)
         return self._offset(end_ts)
@@ -141,6 +138,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offset) -> None:
         """Acknowledge; Spark calls this one batch late."""
         self._acknowledge(self._ts(end))
+
+    def _next_end(self, position: int, limit: ReadLimit | None) -> int:
+        """Where a cut ends that begins at `position`."""
+        rows, size = self._limits(limit)
+        wait_ms = self._options.poll_ms
+        return self._changefeed.latest(position, max_rows=rows, max_bytes=size, wait_ms=wait_ms)
 
     def _pass(self, position: int) -> None:
         """See that rows above `position` may be read by this query."""
@@ -302,11 +305,23 @@ class CutPartition(InputPartition):
 
 class CutStreamReader(_StreamReader):
     """Cuts over all tables of a changefeed: a query over them decides itself what to read of each
-    cut.
+    cut. It may have gone on beyond the cuts that it was given, as the lake job does.
     """
+
+    def _next_end(self, position: int, limit: ReadLimit | None) -> int:
+        try:
+            return super()._next_end(position, limit)
+        except SourceError as err:
+            if err.code != "ErrRangeCleaned":
+                raise
+        # Whoever has not gone on finds out when it asks for what is in the cut.
+        return super()._next_end(self._changefeed.describe().checkpoint_ts, limit)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The one row `(start_ts, end_ts)`."""
+        if self._ts(end) < self._ts(start) == self._options.start_ts:
+            # Spark gives its first batch again to a query that now begins beyond it.
+            start = end
         return [CutPartition(*self._range(start, end))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -1,5 +1,5 @@
-"""The lake job on a lake behind Hadoop, sent a signal at one step of one batch:
-`… SIGNAL STEP BATCH job arguments…`.
+"""The lake job on a lake behind Hadoop, sent a signal at one step of one cut:
+`… SIGNAL STEP CUT job arguments…`.
 
 Steps: `announced`, `tables` after one table of the cut, `manifest` before the cut is committed,
 `committed`; `never`. The file system is Hadoop's own for local files, which users' URIs cannot
@@ -22,19 +22,19 @@ from tests.around import wrap
 
 
 class Stop:
-    """Sends this process a signal at a step of a batch."""
+    """Sends this process a signal at a step of a cut."""
 
-    def __init__(self, number: int, step: str, batch: int) -> None:
+    def __init__(self, number: int, step: str, cut: int) -> None:
         self._number = number
         self._step = step
-        self._batch = batch
+        self._cut = cut
         self._now = -1
 
     def follow(self) -> None:
         applied = CutApplier.apply
 
         def apply(applier: CutApplier, cut: Any) -> Any:
-            self._now = cut.batch
+            self._now = len(applier._manifest.cuts())
             return applied(applier, cut)
 
         CutApplier.apply = apply  # type: ignore[method-assign]
@@ -49,7 +49,7 @@ class Stop:
         )
 
     def _at(self, step: str) -> None:
-        if (step, self._now) == (self._step, self._batch):
+        if (step, self._now) == (self._step, self._cut):
             os.kill(os.getpid(), self._number)
 
 
@@ -60,9 +60,9 @@ def allow_local_files() -> None:
 
 
 def main() -> int:
-    number, step, batch, *arguments = sys.argv[1:]
+    number, step, cut, *arguments = sys.argv[1:]
     allow_local_files()
-    Stop(signal.Signals[number], step, int(batch)).follow()
+    Stop(signal.Signals[number], step, int(cut)).follow()
     return job.main(arguments)
 
 

@@ -1,9 +1,9 @@
-"""The lake job, killed with SIGKILL at one step of one batch:
-`python -m … STEP BATCH WAY job arguments…`.
+"""The lake job, killed with SIGKILL at one step of one cut:
+`python -m … STEP CUT WAY job arguments…`.
 
 Steps: `written` when the tasks of `--write spark` have written their files, `tables` after one
 table of the cut, `manifest` before the cut is committed, `ack` before it is acknowledged, `commit`
-before Spark writes its commit log; in that batch or the next one that has them `rewrite` when files
+before Spark writes its commit log; in that cut or the next one that has them `rewrite` when files
 are joined and not committed, `rewritten` when they are; `never`. Ways to write Delta: `mask`,
 `merge`.
 """
@@ -27,18 +27,18 @@ from tests.around import wrap
 
 
 class Kill:
-    """Ends this process at a step of a batch."""
+    """Ends this process at a step of a cut."""
 
-    def __init__(self, step: str, batch: int) -> None:
+    def __init__(self, step: str, cut: int) -> None:
         self._step = step
-        self._batch = batch
+        self._cut = cut
         self._now = -1
 
     def follow(self) -> None:
         applied = CutApplier.apply
 
         def apply(applier: CutApplier, cut: Any) -> Any:
-            self._now = cut.batch
+            self._now = len(applier._manifest.cuts())
             return applied(applier, cut)
 
         CutApplier.apply = apply  # type: ignore[method-assign]
@@ -56,19 +56,19 @@ class Kill:
         )
 
     def _at(self, step: str) -> None:
-        if step == self._step and self._now >= self._batch:
+        if step == self._step and self._now >= self._cut:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> int:
-    step, batch, way, *arguments = sys.argv[1:]
+    step, cut, way, *arguments = sys.argv[1:]
     if way == "merge":
         changes.FEW_ROWS_MAX, changes.DRIVER_READ_MAX_BYTES, changes.ARROW_READ_MAX_BYTES = (
             0,
             -1,
             -1,
         )
-    Kill(step, int(batch)).follow()
+    Kill(step, int(cut)).follow()
     return job.main(arguments)
 
 

@@ -133,6 +133,15 @@ class CutApplier:
         """The end of the newest cut in the manifest; -1 for an empty lake."""
         return -1 if self._manifest.last is None else self._manifest.last.end_ts
 
+    @property
+    def resolved_ts(self) -> int:
+        """How far the captures were when they were asked last; not behind the lake."""
+        return max(self._changefeed.resolved_ts, self.applied_ts)
+
+    def next_end(self, max_rows: int, wait_ms: int) -> int:
+        """Where the cut after the newest one ends; there, if nothing is new within `wait_ms`."""
+        return self._changefeed.latest(self.applied_ts, max_rows=max_rows, wait_ms=wait_ms)
+
     def apply(self, cut: Cut) -> CutRecord:
         """Bring every table to `cut.end_ts`, then commit the cut;
         a cut that is there already changes nothing.

@@ -126,6 +126,12 @@ def _silence_trigger(session: SparkSession) -> None:
         log4j.core.config.Configurator.setLevel(_TRIGGER, log4j.Level.ERROR)
 
 
+def trigger_s(session: SparkSession, interval: str) -> float:
+    """The seconds of an interval that Spark takes for a trigger."""
+    trigger = java_classes(session).org.apache.spark.sql.streaming.Trigger.ProcessingTime(interval)
+    return int(trigger.intervalMs()) / 1000
+
+
 def _jars(lake: str) -> list[Path]:
     directory = default_directory()
     if not lake:

@@ -11,14 +11,14 @@ import pytest
 from pyspark_tidemark.application import PORT
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta
-from pyspark_tidemark.job import Job, _finish
+from pyspark_tidemark.job import Job, _finish, _StoppedError
+from pyspark_tidemark.lake.cut_record import CutRecord
 
 
 class Query:
     """A streaming query that lives until it is looked at `looks` times."""
 
     id = "q"
-    lastProgress = None  # noqa: N815 - Spark's name
     status = {"message": "Waiting for data to arrive"}  # noqa: RUF012
 
     def __init__(self, looks, failure=None):
@@ -40,12 +40,18 @@ class Query:
 
 def job_with(monkeypatch, query):
     reporter = SimpleNamespace(failure=None)
-    job = Job(SimpleNamespace(until_ts=None), None, None, reporter, io.StringIO())
+    job = Job(SimpleNamespace(until_ts=None, trigger=""), None, None, reporter, io.StringIO())
     monkeypatch.setattr(job, "_started", lambda spark, start_ts: query)
     return job
 
 
 SPARK = SimpleNamespace()
+
+
+@pytest.fixture(autouse=True)
+def trigger(monkeypatch):
+    """Without a JVM to ask."""
+    monkeypatch.setattr("pyspark_tidemark.job.trigger_s", lambda spark, interval: 0.0)
 
 
 @pytest.mark.parametrize("failure", [None, RuntimeError("Python worker failed to connect back")])
@@ -92,43 +98,101 @@ def test_a_job_that_is_at_the_end_of_its_changefeed_sees_that_the_changefeed_kno
     assert out.getvalue() == '{"finished": {"at_ts": 7}}\n'
 
 
-def test_the_steps_of_a_batch_are_said_once_spark_has_noted_them(monkeypatch):
-    source = {"endOffset": {"ts": 7, "changefeed": "f"}, "latestOffset": None, "numInputRows": 1}
-    query = Query(1 << 30)
-    query.lastProgress = SimpleNamespace(
-        name="tidemark",
-        id="q",
-        batchId=0,
-        json=json.dumps({"sources": [source]}),
-        durationMs={"addBatch": 5},
-    )
-    job = job_with(monkeypatch, query)
-    job._batch = 1
-    job._say_progress(query)
-    query.lastProgress.batchId = 1
-    for _ in range(3):
-        job._say_progress(query)
-    lines = [json.loads(line)["progress"] for line in job._out.getvalue().splitlines()]
-    assert [(line["batch"], line["ms"]) for line in lines] == [
-        (0, {"addBatch": 5}),
-        (1, {"addBatch": 5}),
-    ]
+class Lake:
+    """Stands for the applier of a changefeed whose cuts end at these ts."""
+
+    def __init__(self, *offered):
+        self.applied_ts = 10
+        self.resolved_ts = 0
+        self.ranges = []
+        self.acknowledged = []
+        self._offered = list(offered)
+
+    def next_end(self, max_rows, wait_ms):
+        assert (max_rows, wait_ms) == (100, 200)
+        offered = self._offered.pop(0)
+        if isinstance(offered, Exception):
+            raise offered
+        return offered
+
+    def apply(self, cut):
+        if cut.end_ts > self.applied_ts:
+            self.ranges.append((cut.start_ts, cut.end_ts))
+        self.applied_ts = max(self.applied_ts, cut.end_ts)
+        return CutRecord("shop", cut.start_ts, self.applied_ts, cut.batch, "", ())
+
+    def take_altered(self):
+        return []
+
+    def acknowledge(self):
+        self.acknowledged.append(self.applied_ts)
+        return self.applied_ts
 
 
-def test_a_progress_that_pyspark_cannot_read_does_not_end_the_job(monkeypatch):
-    """Found with `--trigger 0 seconds`: Spark left out the rate of a trigger that came within the
-    millisecond of the one before, and the changefeed failed for good."""
+def job_of(lake, until_ts=None):
+    arguments = SimpleNamespace(until_ts=until_ts, max_rows=100, trigger="")
+    reporter = SimpleNamespace(failure=None, applied=lambda ts: None)
+    maintenance = SimpleNamespace(maintain=lambda: None)
+    return Job(arguments, lake, maintenance, reporter, io.StringIO())
 
-    class Unreadable(Query):
-        @property
-        def lastProgress(self):
-            raise KeyError("inputRowsPerSecond")
 
-    job = job_with(monkeypatch, Unreadable(5))
-    job._batch = 3
-    with pytest.raises(SourceError, match="ErrQueryFailed"):
+def test_a_batch_of_sparks_goes_on_with_the_cuts_that_come_meanwhile():
+    lake = Lake(30, 30, 45)
+    job = job_of(lake, until_ts=40)
+    job._apply(None, 3, (10, 20))
+    assert lake.ranges == [(10, 20), (20, 30), (30, 40)]
+    assert lake.acknowledged == [20, 30, 40]
+    lines = [json.loads(line) for line in job._out.getvalue().splitlines()]
+    assert [line["batch"] for line in lines if "end_ts" in line] == [3, 3, 3]
+    steps = [line["progress"]["ms"] for line in lines if "progress" in line]
+    assert [step.keys() for step in steps] == [{"latestOffset", "addBatch", "triggerExecution"}] * 3
+
+
+def test_a_batch_that_the_lake_has_in_part_is_applied_from_where_the_lake_is():
+    """Spark's log is behind the lake by as many cuts as the batch went on with."""
+    lake = Lake(20)
+    job_of(lake, until_ts=20)._apply(None, 4, (3, 8))
+    assert lake.ranges == [(10, 20)]
+    assert lake.acknowledged == [10, 20]
+
+
+def test_a_batch_ends_once_its_time_is_over(monkeypatch):
+    monkeypatch.setattr("pyspark_tidemark.job._ROUND_S", 0.0)
+    lake = Lake()
+    job_of(lake)._apply(None, 0, (10, 20))
+    assert lake.ranges == [(10, 20)]
+
+
+def test_a_batch_ends_when_the_job_has_to_end_by_an_error():
+    lake = Lake()
+    job = job_of(lake)
+    job._reporter.failure = SourceError("ErrChangefeedMovedBack", "moved back")
+    job._apply(None, 0, (10, 20))
+    assert lake.ranges == [(10, 20)]
+
+
+def test_captures_that_cannot_be_asked_for_the_next_cut_end_the_job(monkeypatch):
+    lake, query = Lake(SourceError("ErrNoCapture", "none", retryable=True)), Query(1 << 30)
+    job = job_of(lake)
+
+    def started(spark, start_ts):
+        with pytest.raises(SourceError):
+            job._apply(None, 0, (10, 20))
+        return query
+
+    monkeypatch.setattr(job, "_started", started)
+    with pytest.raises(SourceError, match="ErrNoCapture"):
         job.run(SPARK, 0)
-    assert job._said_batch == 3
+    assert lake.ranges == [(10, 20)]
+    assert query.stopped
+
+
+def test_no_batch_begins_after_the_job_was_told_to_stop():
+    job, lake = job_of(Lake()), Lake()
+    job.stop()
+    with pytest.raises(_StoppedError):
+        job._apply(None, 0, (10, 20))
+    assert not lake.ranges
 
 
 LATE = """

@@ -54,13 +54,26 @@ def test_a_listener_reports_each_source():
 
 @pytest.mark.parametrize("make", [str, json.dumps])
 def test_what_pyspark_makes_of_an_offset_does_not_matter(make):
-    """4.1 shows a JSON object as Python does, 4.2 as JSON does: the job reads neither."""
+    """4.1 shows a JSON object as Python does, 4.2 as JSON does: neither is read."""
     said = progress(source(offset(1), offset(2)))
     said.sources = [SimpleNamespace(endOffset=make(offset(1)), latestOffset=make(None))]
-    said.durationMs = {"addBatch": 12}
-    line = document(said, 3.0)
-    assert (line["end_ts"], line["resolved_ts"], line["ms"]) == (
-        SECOND,
-        2 * SECOND,
-        {"addBatch": 12},
-    )
+    [lag] = lags(said, now_s=3.0)
+    assert (lag.end_ts, lag.resolved_ts) == (SECOND, 2 * SECOND)
+
+
+def test_the_line_of_a_cut_tells_both_lags_and_the_steps():
+    line = document(3, 100 * SECOND, 103 * SECOND, 105.0, {"addBatch": 0.0124})
+    assert line == {
+        "batch": 3,
+        "end_ts": 100 * SECOND,
+        "resolved_ts": 103 * SECOND,
+        "spark_lag_s": 3.0,
+        "captures_lag_s": 2.0,
+        "ms": {"addBatch": 12},
+    }
+
+
+@pytest.mark.parametrize("resolved", [0, 99])
+def test_a_lake_is_never_ahead_of_the_captures(resolved):
+    line = document(3, 100 * SECOND, resolved * SECOND, 99.0, {})
+    assert (line["spark_lag_s"], line["captures_lag_s"]) == (0.0, 0.0)
