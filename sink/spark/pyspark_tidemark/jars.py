@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.java import archive_path, check_java, make_class_archive
+from pyspark_tidemark.java import archive_path, check_java, make_class_archive, make_spark_home
 from pyspark_tidemark.lake.registry import FORMATS, find_format
 
 _FORMATS = {name: record.jars for name, record in FORMATS.items() if record.jars is not None}
@@ -157,16 +157,25 @@ def main() -> int:
             if lake not in JARS:
                 parser.error(f"there are no jars for {lake!r}; there are for {', '.join(JARS)}")
             _install_apart(given.dir, lake)
-        if given.dir == default_directory() and not given.no_class_archive:
-            _make_class_archive(given.dir)
+        if given.dir == default_directory():
+            _make_start_fast(given.dir, with_archive=not given.no_class_archive)
     except SourceError as err:
         sys.stderr.write(f"{err}\n")
         return 1
     return 0
 
 
+def _make_start_fast(directory: Path, *, with_archive: bool) -> None:
+    """Make what lets Spark start faster, if it can be made: jobs start without it, too."""
+    try:
+        make_spark_home(directory)
+    except OSError as err:
+        sys.stderr.write(f"jobs start more slowly, with all of Spark's jars: {err}\n")
+    if with_archive:
+        _make_class_archive(directory)
+
+
 def _make_class_archive(directory: Path) -> None:
-    """Make it if it can be made: jobs start without it, too."""
     jars = installed(directory)
     if archive_path(directory, jars).is_file():
         return

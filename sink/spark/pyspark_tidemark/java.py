@@ -3,7 +3,10 @@ that Spark loads, so that a job starts in little more than half the time.
 
 Spark, Delta and Iceberg load some 20,000 classes before their first cut, and Java parses and
 verifies each of them in every new JVM. A class archive (Java's CDS) has them ready to be mapped.
-It is made once, by `python -m pyspark_tidemark.jars`, and lies beside the jars.
+It is made once, by `python -m pyspark_tidemark.jars`, and lies beside the jars. So does a home of
+Spark without its MLlib, for applications on this machine: of all that Spark does when a session
+begins, MLlib's functions, which no lake needs, take the most (reflection, and classes that are
+looked for in every jar).
 
 An archive belongs to one Java and one class path. Its name is a digest of both, and Java itself
 ignores an archive that does not fit, so an archive changes how fast a job starts and nothing else.
@@ -30,6 +33,9 @@ _ADVICE = (
 )
 
 
+_MLLIB = "spark-mllib_"
+_HOME_PARTS = ("bin", "conf", "python", "sbin")
+"""What a home of Spark has besides jars; `conf` only where somebody has made it."""
 QUIET = "-Xlog:cds=error -Xlog:cds+dynamic=error"
 LOG_ERRORS_ONLY = """\
 # Errors only. The threshold is the appender's: shells announce it if it is that of the root logger.
@@ -84,6 +90,59 @@ def check_java() -> None:
         )
 
 
+def spark_home(directory: Path) -> Path | None:
+    """The home without MLlib in `directory`; None: there is none of this Spark."""
+    home = _home_path(directory)
+    kept = {jar.name for jar in _jars_without_mllib()}
+    try:
+        there = {jar.name for jar in (home / "jars").iterdir()}
+    except OSError:
+        return None
+    return home if there == kept else None
+
+
+def make_spark_home(directory: Path) -> None:
+    """Make the home in `directory`, of links to Spark's files, and remove homes of other Sparks.
+
+    Raises:
+        OSError: `directory` is not ours to write.
+    """
+    home = _home_path(directory)
+    if spark_home(directory) is None:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".making-") as scratch:
+            made = Path(scratch) / "home"
+            (made / "jars").mkdir(parents=True)
+            for jar in _jars_without_mllib():
+                (made / "jars" / jar.name).symlink_to(jar)
+            for part in _HOME_PARTS:
+                (made / part).symlink_to(_pyspark_directory() / part)
+            shutil.rmtree(home, ignore_errors=True)
+            made.rename(home)
+    for old in directory.glob("spark-home-*"):
+        if old != home:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _home_path(directory: Path) -> Path:
+    # Not at the top: daemons ask this module for Java alone.
+    import pyspark
+
+    digest = hashlib.sha256(f"{pyspark.__version__}\n{_pyspark_directory()}".encode()).hexdigest()
+    return directory / f"spark-home-{digest[:16]}"
+
+
+def _jars_without_mllib() -> list[Path]:
+    jars = (_pyspark_directory() / "jars").glob("*.jar")
+    return [jar for jar in jars if not jar.name.startswith(_MLLIB)]
+
+
+def _pyspark_directory() -> Path:
+    import pyspark
+
+    return Path(pyspark.__file__).resolve().parent
+
+
 def java_options(directory: Path, class_path: Sequence[Path]) -> str:
     """What makes Java use the archive in `directory` for Spark and `class_path`; "" without one."""
     archive = archive_path(directory, class_path)
@@ -124,6 +183,7 @@ def archive_path(directory: Path, class_path: Sequence[Path]) -> Path:
 
     java = Path(java_program()).resolve()
     parts = [pyspark.__version__, str(java), *map(str, class_path)]
+    parts += [str(home)] if (home := spark_home(directory)) else []
     # Where there is no such Java, Spark's start says so.
     with contextlib.suppress(OSError):
         parts.append(str(java.stat().st_mtime_ns))

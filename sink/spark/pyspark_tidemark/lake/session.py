@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jars import default_directory, install, installed, of_stores
-from pyspark_tidemark.java import LOG_ERRORS_ONLY, java_options
+from pyspark_tidemark.java import LOG_ERRORS_ONLY, java_options, spark_home
 from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.lake.registry import FORMATS, find_format
 
@@ -96,6 +96,9 @@ def open_session(
     jars = _jars(lake)
     if master.startswith("local") and not _OWN_CLASSES & extra.keys():
         settings |= _on_class_path()
+        if home := spark_home(default_directory()):
+            # A Spark that the user has chosen stays as it is.
+            os.environ.setdefault("SPARK_HOME", str(home))
     elif jars:
         extra = extra | {"spark.jars": _with_own(jars, extra)}
     builder = SparkSession.builder.master(master).appName("tidemark")
