@@ -37,6 +37,7 @@ from gcsafepoint.state.service import GcStateManager
 from server.coordinator.cluster.cluster import Cluster, ClusterService, encode_cluster_id
 from server.coordinator.cluster.global_config import GlobalConfigService
 from server.coordinator.cluster.region_service import RegionService, RegionSplitService
+from server.coordinator.cluster.rules import RuleStore
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.gc_service import GcService
 from server.coordinator.header import Headers
@@ -51,7 +52,6 @@ from server.coordinator.leadership.leadership import (
     while_leading,
 )
 from server.coordinator.leadership.members import Members
-from server.coordinator.pd_http.rules import RuleStore
 from server.coordinator.tso import ClusterTsService, TimestampOracle, TsoService
 from server.leader_gauge import LeaderGauge
 from server.rpc.client import connect

@@ -15,11 +15,11 @@ from urllib.parse import unquote_to_bytes
 from gcsafepoint.state.compat import ServiceUpdate
 from gcsafepoint.state.errors import SafePointRequestError
 from server.coordinator.cluster.regions import KnownRegion, Regions
+from server.coordinator.cluster.rules import RuleContentError, body_of, label_rule
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.http_api import safe_points_document
 from server.coordinator.leadership.members import Members
 from server.coordinator.pd_http import documents, placement
-from server.coordinator.pd_http.rules import RuleContentError, body_of, label_rule
 from server.coordinator.term import CurrentTerm, LeaderTerm
 from server.routes import (
     Answer,

@@ -5,7 +5,7 @@ as TiDB and pd-ctl send them.
 from collections.abc import Sequence
 from typing import Any
 
-from server.coordinator.pd_http.rules import (
+from server.coordinator.cluster.rules import (
     Document,
     RuleContentError,
     body_of,

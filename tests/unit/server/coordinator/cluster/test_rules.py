@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from server.coordinator.cluster.rules import RuleStore
 from server.coordinator.keys import ClusterKeys
 from server.coordinator.leadership.durable_limit import StateLostError
-from server.coordinator.pd_http.rules import RuleStore
 from storage.meta.meta import KeyValue
 
 KEYS = ClusterKeys(7)
