@@ -2,11 +2,8 @@
 one shard after the other.
 """
 
-import asyncio
 import contextlib
-import json
 from collections import Counter
-from contextlib import asynccontextmanager
 
 import pyarrow as pa
 import pytest
@@ -21,18 +18,9 @@ from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import SinkUri
 
-from server.rpc.client import metadata_at
-from server.rpc.credentials import SecurityConfig
-from server.verify import verify as verifying
-from server.verify.comparison import VerifyOptions
-from server.verify.lake.client import Lake
-from server.verify.lake.file_lake import FileLake, publish
-from server.verify.lake.job import Job
+from server.verify.lake.file_lake import FileLake
 from server.verify.lake.question import Question, ShardPart
-from server.verify.progress import Progress
-from server.verify.spans import Extent, Sample
-from server.verify.upstream import Cluster
-from server.verify.verify import Request
+from server.verify.spans import Extent
 from tests.integration.capture.processes import running_cluster
 from tests.integration.lake.kept import KeptLake, has_rows
 from tests.unit.sink.spark.test_shards import INT, TEXT, WIDE, ShardedFeed, replayed
@@ -141,8 +129,6 @@ def test_shards_are_one_table_in_lakes_through_dump_log_and_ddl(
             tables = lake.tables()
             assert {*tables} == {"mall.orders", "other.t", END}
             assert sorted(map(shown, tables["mall.orders"])) == shards(mariadb), number
-            if number == 0:
-                see_damage_and_repair(cluster, spark, tmp_path / "lake", monkeypatch)
         assert cluster.cli("changefeed", "query", "-c", "shards")["state"] == "normal"
 
 
@@ -200,68 +186,6 @@ def see_repaired(spark, uri, directory):
         lake.check_repair(question)
         lake.repair(question, row.select(key), row)
         assert lake.extent(question) == Extent(1, 1, 1)
-
-
-DAMAGE = (
-    "UPDATE {} SET v = 'damaged' WHERE _shard = 'mall_a.orders_old' AND id = 1",
-    "DELETE FROM {} WHERE _shard = 'mall_b.orders' AND id = 5",
-    "UPDATE {} SET big = big + 1 WHERE _shard = 'mall_b.orders2' AND id = 20",
-    # Of no shard that the changefeed has.
-    "INSERT INTO {} (_shard, id, v, _commit_ts) VALUES ('mall_a.orders', 5, 'left', 1)",
-)
-
-
-def see_damage_and_repair(cluster, spark, lake, monkeypatch):
-    """What somebody does to rows of shards is told for each shard, and can be repaired."""
-    for statement in DAMAGE:
-        spark.sql(statement.format(f"delta.`{lake}/mall/orders`"))
-    history = spark.sql(f"DESCRIBE HISTORY delta.`{lake}/mall/orders` LIMIT 1").collect()
-    with FileManifest.opened(str(lake), "shards") as manifest:
-        publish(manifest, "mall.orders", history[0].version)
-
-    def verified(options):
-        with FileManifest.opened(str(lake), "shards") as manifest:
-            uri = SinkUri.parse(f"delta://{lake}")
-            side = FileLake(uri, "shards", lake.parent, manifest=manifest, session=spark)
-            monkeypatch.setattr(verifying, "Lake", LakeHere(Job(side, lake.parent)))
-            return asyncio.run(_verified(cluster, Request("shards", options=options)))
-
-    report = verified(VerifyOptions(repair=True))
-    kinds = {
-        (table.table, *each.key.values()): (each.kind, list(each.columns))
-        for table in report.tables
-        for each in table.differences
-    }
-    assert kinds == {
-        ("mall_a.orders_old", "mall_a.orders_old", 1): ("differs", ["v"]),
-        ("mall_a.orders_old", "mall_a.orders", 5): ("only in the lake", []),
-        ("mall_b.orders", "mall_b.orders", 5): ("only upstream", []),
-        ("mall_b.orders2", "mall_b.orders2", 20): ("differs", ["big"]),
-    }
-    report = verified(VerifyOptions(sample=Sample(seed=1, ranges=20)))
-    assert report.equal
-    rows = {each.table: each.lake_rows for each in report.tables if "orders" in each.table}
-    assert rows == {"mall_a.orders_old": 10, "mall_b.orders": 9, "mall_b.orders2": 2}
-
-
-async def _verified(cluster, request):
-    async with metadata_at(cluster.pd, SecurityConfig()) as meta:
-        return await verifying.verify(Cluster(None, None, meta), request, Progress())
-
-
-class LakeHere(Lake):
-    """The lake's side in this process, whose Spark has started already."""
-
-    def __init__(self, job):
-        self._job = job
-
-    @asynccontextmanager
-    async def open(self, uri, changefeed, *, locked, gently=False):
-        yield self
-
-    async def _ask(self, do, **members):
-        request = json.loads(json.dumps({"do": do} | members))
-        return await asyncio.to_thread(self._job.answer, request)
 
 
 def dict_of(row):

@@ -176,3 +176,32 @@ def test_a_table_may_have_columns_that_are_called_as_those_of_an_answer(names):
     )
     assert [each.key for each in report.differences] == [{names[0]: 2}, {names[0]: 3}]
     assert (sorted(theirs.repaired[0]), theirs.repaired[1]) == ([2, 3], [(2, 2)])
+
+
+def test_rows_of_shards_are_told_by_the_shard_that_they_are_of_and_those_of_none_by_the_first():
+    schema = pa.schema([("_shard", pa.string()), ("id", pa.int64()), ("n", pa.int64())])
+
+    def side(*rows):
+        columns = {name: [row[place] for row in rows] for place, name in enumerate(schema.names)}
+        made = Side([])
+        made._batch = pa.RecordBatch.from_pydict(columns, schema)
+        return made
+
+    def compared(shard, in_lake, *own):
+        theirs = side(*in_lake)
+        spans = KeySpans("id", ((None, 5), (5, None)))
+        table = Table(f"{shard}.t", key=("_shard", "id"), schema=schema, spans=spans)
+        options = VerifyOptions(repair=True)
+        comparison = Comparison(Upstream(side(*own)), theirs, table, options, Progress())
+        return asyncio.run(comparison.run()), theirs.repaired
+
+    # What the lake's process gives for the first shard has rows of no shard, too.
+    lake = [("a", 1, 1), ("gone", 1, 1), ("a", 7, None)]
+    report, repaired = compared("a", lake, ("a", 1, 1), ("a", 7, 7))
+    assert [(each.key, each.kind) for each in report.differences] == [
+        ({"_shard": "a", "id": 7}, "differs"),
+        ({"_shard": "gone", "id": 1}, "only in the lake"),
+    ]
+    assert (sorted(repaired[0]), repaired[1]) == (["a", "gone"], [("a", 7, 7)])
+    report, repaired = compared("b", [("b", 1, 1)], ("b", 1, 1))
+    assert (report.equal, repaired) == (True, None)
