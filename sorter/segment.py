@@ -45,7 +45,7 @@ class _OpenFile:
 
 
 class Segment:
-    """One file; readable as long as anybody holds this object."""
+    """One file; readable as long as this object is referenced."""
 
     def __init__(self, path: Path, number: int) -> None:
         self.number = number

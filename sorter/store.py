@@ -129,7 +129,7 @@ class BlockStore:
     def append_run(
         self, index: TableIndex, batches: Iterable[pa.RecordBatch], run: int, block_bytes: int
     ) -> list[Entry]:
-        """Write what comes sorted in `batches` as one run, which is not in the index yet.
+        """Write the sorted `batches` as one run, which is not in the index yet.
 
         Raises:
             SorterDiskError: the disk does not take it; nothing has changed.

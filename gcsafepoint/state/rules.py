@@ -339,7 +339,7 @@ class GcState:
         return blocker
 
     def lowest_needed(self) -> int:
-        """The lowest timestamp somebody still needs, `gc_worker` not asked."""
+        """The lowest timestamp that is still needed, `gc_worker` left out."""
         blocker = self.blocker(MAX_TS)
         return blocker.ts if blocker else MAX_TS
 

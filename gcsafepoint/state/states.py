@@ -7,7 +7,7 @@ keyspace. A global barrier is stored iff its timestamp is >= t of every keyspace
 pkg/gc/gc_state_manager.go `redirectKeyspace`.
 
 `GcStates` is the live state, whose rules are in `gcsafepoint.state.rules`. `gc_view` freezes what
-holds GC back, for whoever explains or shows it; `keyspace_state` and `all_keyspace_states` are what
+holds GC back, to be explained or shown; `keyspace_state` and `all_keyspace_states` are what
 GetGCState and GetAllKeyspacesGCStates answer.
 """
 

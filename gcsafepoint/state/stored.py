@@ -58,8 +58,8 @@ class SafePointConflictError(ConflictError):
 
 
 class MetadataStore(Protocol):
-    """The part of the metadata client that the states need;
-    whoever provides it fences the writes.
+    """The part of the metadata client that the states need; the coordinator's one fences the
+    writes.
     """
 
     async def txn(

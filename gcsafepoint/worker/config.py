@@ -142,8 +142,8 @@ class GCConfig:
         }
 
     def stored(self) -> dict[str, str]:
-        """The values as the metadata store keeps them: as shown, but sizes in plain bytes,
-        for whoever reads them.
+        """The values as the metadata store keeps them: as shown, but sizes in plain bytes, for
+        other programs.
         """
         return self.variables() | {MAX_WRITE_BYTES: str(self.max_write_bytes_per_s)}
 

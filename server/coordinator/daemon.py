@@ -184,8 +184,8 @@ class _Coordinator:
 
     @asynccontextmanager
     async def electing(self, meta: Meta) -> AsyncIterator[str]:
-        """Follow and lead in turns for the block; at its end somebody else leads before we stop
-        listening.
+        """Follow and lead in turns for the block; at its end another coordinator leads before this
+        one stops listening.
         """
         async with self._listening() as bound:
             leader = self._keys.path("leader")

@@ -103,7 +103,9 @@ class Oracle:
         return self._physical_ms, self._logical
 
     def step(self, used_up_ms: int) -> None:
-        """A millisecond is over: go on with the next, unless somebody has since."""
+        """The millisecond's timestamps are used up: go on with the next one, unless another caller
+        has.
+        """
         # Of many callers that waited for the same millisecond, one steps.
         if self._physical_ms == used_up_ms:
             self._physical_ms, self._logical = used_up_ms + 1, 0

@@ -151,7 +151,7 @@ class Registry:
         await self._meta.put(STARTS + self.node.node_id.encode(), str(now_ms).encode())
 
     async def leave(self) -> None:
-        """Say that this pump has ended, if anybody can still be told."""
+        """Record that this pump has ended, if the coordinator still answers."""
         try:
             await self.announce(self.node.leaves_as)
         except TidemarkError as err:
@@ -213,7 +213,7 @@ class Steering:
         return self._node.state
 
     async def run(self) -> None:
-        """Leave when asked to; then the daemon is told to end."""
+        """Leave when asked to; then the daemon ends."""
         await self._leaving.wait()
         _log.info("pump is leaving", state=self._node.state)
         self._node.leaves_as = (

@@ -10,7 +10,7 @@ when it changes (docs/security.md, *Roles*).
 
 A client proves who it is by a token, of which the file has the SHA-256 only, or by the common name
 of its certificate. Whoever brings a token is judged by it alone: a wrong one is refused, whatever
-the certificate says. Without a file everybody whom the port lets in may do everything.
+the certificate says. Without a file every client that the port admits may do everything.
 """
 
 import hashlib
@@ -167,7 +167,7 @@ class Access(Protocol):
 
 
 class OpenAccess:
-    """Implements `Access` where there is no file: everybody may do everything."""
+    """Implements `Access` without a file: every client may do everything."""
 
     def client(self, tokens: Sequence[bytes], names: Iterable[bytes] = ()) -> Client:
         """See `Access`."""
@@ -233,7 +233,7 @@ def digest(token: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """All clients of a file, by how they are told."""
+    """All clients of a file, by token and by certificate."""
 
     by_digest: Mapping[str, Client]
     by_name: Mapping[bytes, Client]

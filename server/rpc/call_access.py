@@ -99,7 +99,7 @@ def right_of_request(method: str, path: str) -> Right | None:
 
 
 class CallAccess:
-    """Asks `access`; nothing is asked where everybody may do everything."""
+    """Asks `access`; nothing is checked where every client may do everything."""
 
     def __init__(self, access: Access | None = None) -> None:
         self._access = access or OpenAccess()
@@ -108,7 +108,7 @@ class CallAccess:
         self._state = self._access.state()
 
     def __bool__(self) -> bool:
-        """Whether anybody is asked."""
+        """Whether calls are checked."""
         return not self._is_open
 
     def check_call(

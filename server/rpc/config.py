@@ -5,12 +5,12 @@ is `auto`, each listener has the engine that suits it: native where calls are ma
 process computes little besides. Both settings are those of the process and of those it starts: the
 environment carries them.
 
-`Limits` bounds messages, calls, connections and pings. Whoever exceeds them is told, or cut off.
-gRPC refuses what comes after `calls` with RESOURCE_EXHAUSTED. Its own bound of pending calls is
-lifted above that: it drops calls of a burst of more than 1000 at random, without a word. What one
-connection has beyond half of `calls` waits in the client: shares that depend on what is free, as
-the native engine has them, gRPC's engine does not have. A stream costs some 25 KiB, so the bounds
-hold a daemon's memory even when they are used up.
+`Limits` bounds messages, calls, connections and pings. Calls beyond them are refused, connections
+beyond them closed. gRPC refuses calls beyond `calls` with RESOURCE_EXHAUSTED. Its own bound of
+pending calls is lifted above that: it drops calls of a burst of more than 1000 at random, without a
+word. What one connection has beyond half of `calls` waits in the client: shares that depend on what
+is free, as the native engine has them, gRPC's engine does not have. A stream costs some 25 KiB, so
+the bounds hold a daemon's memory even when they are used up.
 """
 
 import os

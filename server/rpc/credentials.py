@@ -259,7 +259,7 @@ def reloaded_files(security: SecurityConfig, make: Callable[[], T]) -> Reloaded[
 
 
 class HandshakeFault(NamedTuple):
-    """Why a handshake failed: what is counted, and what an operator is told."""
+    """Why a handshake failed: the kind that is counted, and the reason that operators read."""
 
     kind: str
     reason: str

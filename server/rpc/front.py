@@ -102,7 +102,7 @@ class Route:
     def __init__(
         self, name: str, handler: BatchHandler, refusal: Callable[[], TidemarkError] = ClosedError
     ) -> None:
-        """`refusal` makes the answer to whoever still waits, or comes, when the loop has ended."""
+        """`refusal` makes the answer for calls that wait, or arrive, when the loop has ended."""
         self.name = name
         self._handler = handler
         self._refusal = refusal

@@ -78,7 +78,7 @@ class HandshakeWatch:
     """One connection's handshake; give it all bytes before they are passed on, until it is over."""
 
     def __init__(self, report: Callable[[HandshakeFault], None]) -> None:
-        """`report` is told why it failed, if it does."""
+        """`report` gets the reason if it fails."""
         self._report = report
         self.is_over = False
         self._client, self._server = Records(), Records()

@@ -96,7 +96,7 @@ class ProtocolChoice(asyncio.Protocol):
     """A new connection of a listener that has HTTP/1.1 beside HTTP/2: ALPN decides,
     and without TLS the first bytes.
 
-    `http2` is told of the connection only when it is its own; `closed` is called when an HTTP/1.1
+    `http2` gets the connection only when it speaks HTTP/2; `closed` is called when an HTTP/1.1
     connection is over.
     """
 

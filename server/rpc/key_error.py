@@ -70,7 +70,7 @@ class PrimaryMismatchError(ConflictError):
 
 
 class TxnAbortedError(ConflictError):
-    """The transaction was rolled back, by itself or by somebody who found its locks expired."""
+    """The transaction was rolled back, by itself or by a client that found its locks expired."""
 
     code = "ErrTxnAborted"
 

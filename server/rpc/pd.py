@@ -4,10 +4,10 @@ Calls go to the leader. One that meets an absent coordinator, or one that does n
 with back-off, at the leader of that time, until `_CALL_SECONDS` are over; keys are
 memcomparable-encoded, as in PD.
 
-Timestamps come over one stream (`TsoStream`), which concurrent callers share: whoever holds its
-lock makes the round trip for all that wait; nobody else needs a task. A round that fails, or whose
-caller is cancelled, puts its callers back in front: a timestamp that was handed out and lost does
-no harm.
+Timestamps come over one stream (`TsoStream`), which concurrent callers share: the caller that holds
+its lock makes the round trip for all that wait; nobody else needs a task. A round that fails, or
+whose caller is cancelled, puts its callers back in front: a timestamp that was handed out and lost
+does no harm.
 """
 
 import asyncio

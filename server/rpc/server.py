@@ -201,8 +201,8 @@ class RpcServer:
         self._server.add_generic_rpc_handlers((handler,))
 
     def serve_http1(self, serve: Serve) -> None:
-        """Answer HTTP/1.1 on the same port, to whom the port's certificates let in;
-        call it before `listen`.
+        """Answer HTTP/1.1 on the same port, to clients that its certificates admit; call it before
+        `listen`.
         """
         self._server.serve_http1(Http1Front(serve, self._allowed, self._access))
 

@@ -351,7 +351,7 @@ class BatchStream:
         """Name the unsupported command in its own response;
         the fields of one we never heard of stay empty, as TiKV's.
 
-        Ending the stream instead would fail the requests of everybody who shares it.
+        Ending the stream instead would fail all requests that share it.
         """
         number = next((number for number in numbers if number in _ERROR_TEXT_OF_UNSUPPORTED), 0)
         name, path = _ERROR_TEXT_OF_UNSUPPORTED.get(

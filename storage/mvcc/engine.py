@@ -246,8 +246,8 @@ class GroupResult:
 
 
 class Engine:
-    """The write side of the store; what a group reserves in `fence` is released by whoever told its
-    observers.
+    """The write side of the store; what a group reserves in `fence` is released after its observers
+    were called.
     """
 
     def __init__(self, kv: KV, fence: ReadFence | None = None) -> None:

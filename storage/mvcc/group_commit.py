@@ -1,8 +1,8 @@
 """Group commit: commands from all connections, in arrival order, become durable a group at a time.
 
 While one group is written in an executor thread, the next one gathers; there is no timer. When a
-group is durable its changes go to the observer first, then its callers get their answers: whoever
-has an answer knows that every observer has seen the change. Between two groups nothing is in
+group is durable its changes go to the observer first, then its callers get their answers: a caller
+with an answer knows that every observer has seen the change. Between two groups nothing is in
 flight: `quiet` runs there, so that an observer can be attached together with a snapshot that holds
 exactly what the observer will not be told.
 """

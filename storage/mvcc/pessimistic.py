@@ -38,8 +38,8 @@ from storage.mvcc.record import LOCK_COLUMN, PESSIMISTIC, ROLLBACK, Lock, column
 class PessimisticLock:
     """One request for pessimistic locks; `for_update_ts` is the snapshot the statement read.
 
-    With `force`, a key that changed after it is locked nevertheless, and the client is told at what
-    commit_ts.
+    With `force`, a key that changed after it is locked nevertheless, and the answer has the
+    commit_ts of the change.
     """
 
     mutations: Sequence[Mutation]

@@ -203,9 +203,7 @@ def _check_whole(key_range: pdpb_pb2.KeyRange, pieces: list[KnownRegion], limit:
 
 
 class RegionSplitService:
-    """Splits on request of a store, and on request of anybody; scatters,
-    which here are done at once.
-    """
+    """Splits on request of a store, and of any client; scatters, which here are done at once."""
 
     def __init__(self, headers: Headers, cluster: Cluster, connect: Connect) -> None:
         self._headers = headers

@@ -1,10 +1,10 @@
 """etcd's services on the coordinator's port, passed on byte for byte to the real etcd:
 any method, any message.
 
-A call without a token of its own carries the coordinator's (`remote.Token`): whoever may speak
-to the coordinator finds etcd there without an account, as behind a PD; the coordinator's own TLS
-says who that is. And the members' client addresses are told to be the coordinators': clients that
-follow them (TiDB does, every 30 s) need reach no etcd.
+A call without a token of its own carries the coordinator's (`remote.Token`): a client of the
+coordinator needs no account of etcd, as behind a PD; the coordinator's own TLS says who that is.
+And the members' client addresses are told to be the coordinators': clients that follow them (TiDB
+does, every 30 s) need reach no etcd.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable

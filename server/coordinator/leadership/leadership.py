@@ -13,11 +13,11 @@ Invariants:
 for a coordinator that cannot answer.
 
 `FencedMetadata` is a leader's only access to the metadata, and fences each transaction. It also
-knows its own writes by their revisions, so that a write of somebody else is told from them.
+knows its own writes by their revisions, so that it recognizes other writers.
 
-`StateGuard` ends a term whose state somebody else changes in the metadata, because the term's
-memory is no longer what the metadata says. With embedded metadata nobody else can: etcd's API on
-the coordinator's port refuses it (`server.coordinator.keys`). A real etcd has ports of its own.
+`StateGuard` ends a term when another writer changes its state in the metadata, because the term's
+memory is wrong from then on. With embedded metadata nobody else can: etcd's API on the
+coordinator's port refuses it (`server.coordinator.keys`). A real etcd has ports of its own.
 Safepoints and keyspaces are not guarded here: an operator and PD may change them, and
 `gcsafepoint.state.stored` follows.
 """
@@ -199,8 +199,8 @@ class FencedMetadata:
             await self.txn((), part)
 
     async def foreign_write(self, prefix: bytes, start_revision: int) -> WatchEvent:
-        """Wait until somebody else writes a key under `prefix`, from `start_revision` on;
-        returns the first such write.
+        """Wait until another writer writes a key under `prefix`, from `start_revision` on; returns
+        the first such write.
 
         Raises:
             CompactedError: what was written is no longer known.

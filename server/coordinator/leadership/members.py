@@ -1,11 +1,11 @@
 """The coordinators of a cluster: their list, their leader, and how each stays listed.
 
 `Membership` lists this coordinator as `/pd/<cluster>/member/<id>/tidemark`, with a lease of
-minutes: clients keep the list and try everybody on it, so a restart, or an etcd that is away for a
-while, must not shorten it. It reads leader and members from the metadata every second and whenever
-the leader's key changes, and updates `Members`. `MemberService` answers clients from there, on
-every coordinator, whether it leads or not. A reading older than `STALE_AFTER_S` names no leader:
-the coordinator then says that it does not know, and the client tries another member.
+minutes: clients keep the list and try all members on it, so a restart, or an etcd that is away for
+a while, must not shorten it. It reads leader and members from the metadata every second and
+whenever the leader's key changes, and updates `Members`. `MemberService` answers clients from
+there, on every coordinator, whether it leads or not. A reading older than `STALE_AFTER_S` names no
+leader: the coordinator then says that it does not know, and the client tries another member.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Calls of batch routes (`server.rpc.front`): a received message is queued on its route at once,
 and its answer is sent when the route gives it.
 
-No task waits for either. `done` and `set_result` are what a route needs of whoever asks.
+No task waits for either. `done` and `set_result` make it a route's `Waiter`.
 """
 
 import time

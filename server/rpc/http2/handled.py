@@ -398,8 +398,8 @@ class Context(grpc.aio.ServicerContext[Any, Any]):
 class HandlerStarter:
     """Starts the handlers of unary calls: a few in each turn of the loop, the connections in turn.
 
-    One read may bring thousands of calls; without this their handlers would all run before anybody
-    else's call. While a peer does not read the answers it has, no more are made for it.
+    One read may bring thousands of calls; without this their handlers would all run before other
+    connections' calls. While a peer does not read the answers it has, no more are made for it.
     """
 
     def __init__(self) -> None:
