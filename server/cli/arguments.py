@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
             # newer Pythons leave out the quotes
             names = [name.strip("'") for name in wrong["names"].split(", ")]
             if meant := _nearest(wrong["given"], names):
-                message = f"{message[: wrong.start()]}{wrong['given']!r} is none of them{meant}"
+                message = f"{message[: wrong.start()]}there is no {wrong['given']!r}{meant}"
         elif message.startswith("the following arguments are required"):
             message += self._advice(self._given)
         ending = "" if message.endswith("?") else "."

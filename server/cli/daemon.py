@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import importlib
 import os
 import signal
 import sys
@@ -104,10 +105,9 @@ def run_coordinator(argv: Sequence[str]) -> int:
 
 def run_store(argv: Sequence[str]) -> int:
     """`tidemark store`: the transactional store."""
-    from server.store.app import open_store
     from server.store.config import StoreConfig
 
-    return run_daemon(argv, "store", StoreConfig, open_store)
+    return run_daemon(argv, "store", StoreConfig, _deferred("server.store.app", "open_store"))
 
 
 def run_capture(argv: Sequence[str]) -> int:
@@ -155,8 +155,8 @@ def run_spark(argv: Sequence[str]) -> int:
         return run_daemon(argv[1:], "spark-keep", KeepConfig, open_keep, command="spark keep")
     if argv[:1] == ["run"]:
         from server.spark.config import SparkConfig
-        from server.spark.job import open_run
 
+        open_run = _deferred("server.spark.job", "open_run")
         return run_daemon(argv[1:], "spark", SparkConfig, open_run, command="spark run")
     print(_SPARK_USAGE, file=sys.stderr)
     return EXIT_USAGE
@@ -178,6 +178,22 @@ def run_demo(argv: Sequence[str]) -> int:
             print(line, file=sys.stderr)
         return EXIT_ERROR
     return EXIT_OK if equal else EXIT_ERROR
+
+
+def _deferred(
+    module: str, name: str
+) -> Callable[[Any, SecurityConfig], AbstractAsyncContextManager[Endpoints]]:
+    """A daemon's `open_…`, imported when it is called: `--help` needs the settings only."""
+
+    def open_daemon(
+        config: Any, security: SecurityConfig
+    ) -> AbstractAsyncContextManager[Endpoints]:
+        opening: AbstractAsyncContextManager[Endpoints] = getattr(
+            importlib.import_module(module), name
+        )(config, security)
+        return opening
+
+    return open_daemon
 
 
 class Settings:

@@ -199,7 +199,7 @@ def test_a_wrong_command_is_answered_in_one_line_with_the_one_that_is_meant(
         (
             ["changefed", "list"],
             "tidemark cli",
-            "argument GROUP: 'changefed' is none of them; did you mean changefeed?",
+            "argument GROUP: there is no 'changefed'; did you mean changefeed?",
         ),
     ],
 )
