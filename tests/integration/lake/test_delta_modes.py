@@ -116,7 +116,7 @@ def changes_of(changefeed, captures, name, start_ts, end_ts):
 def test_maintenance_compacts_and_leaves_what_a_kept_cut_needs(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(maintenance, "VACUUM_EVERY_S", 0.0)
+    monkeypatch.setattr(maintenance, "VACUUM_EVERY_S", 1e-3)
     ends = (200, 300, 600, 1000)
     target, found, _ = keep(spark, changefeed, captures, tmp_path, "append", ends, compact_every=3)
     assert found

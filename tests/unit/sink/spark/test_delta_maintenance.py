@@ -33,7 +33,7 @@ def test_a_table_whose_compaction_fails_comes_again_behind_the_others(tables):
     maintenance = Maintenance(tables, EVERY)
     for count, name in ((EVERY + 1, "bad"), (EVERY, "good")):
         for _ in range(count):
-            maintenance.committed(name, grown=True)
+            maintenance.committed(name, 1, grown=True)
     assert maintenance.run(None) is None
     assert maintenance.run(None) == Health()
     assert tables.asked[:2] == ["bad", "good"]
@@ -41,6 +41,47 @@ def test_a_table_whose_compaction_fails_comes_again_behind_the_others(tables):
     assert maintenance.run(None) is None
     assert tables.asked == []
     for _ in range(EVERY // 4):
-        maintenance.committed("bad", grown=True)
+        maintenance.committed("bad", 1, grown=True)
     tables.away = ""
     assert maintenance.run(None) == Health()
+
+
+def test_commits_of_earlier_lives_count(tables):
+    """A job that started again more often than every so many commits never compacted."""
+    version, compacted = 0, []
+    for _ in range(5):
+        maintenance = Maintenance(tables, EVERY)
+        for _ in range(EVERY // 2):
+            maintenance.committed("good", version, grown=True)
+            maintenance.run(None)
+            version += 1
+            if tables.asked:
+                compacted.append(version)
+                tables.asked.clear()
+    assert len(compacted) == 2
+
+
+def test_a_table_is_vacuumed_once_an_hour_whenever_the_job_starts(tables, monkeypatch):
+    """A job that started again more often than every hour never removed a file."""
+    now, vacuumed = 1_000_000.0, []
+    monkeypatch.setattr("time.time", lambda: now)
+    monkeypatch.setattr(Maintenance, "vacuum", lambda _self, name, _kept: vacuumed.append(name))
+    for _ in range(100):
+        maintenance = Maintenance(tables, EVERY)
+        for _ in range(6):
+            maintenance.committed("good", 1, grown=False)
+            maintenance.run(None)
+            now += 61
+    assert 6 <= len(vacuumed) <= 10
+
+
+def test_a_table_is_vacuumed_once_an_hour_by_one_job(tables, monkeypatch):
+    now, vacuumed = 1_000_000.0, []
+    monkeypatch.setattr("time.time", lambda: now)
+    monkeypatch.setattr(Maintenance, "vacuum", lambda _self, name, _kept: vacuumed.append(name))
+    maintenance = Maintenance(tables, EVERY)
+    for _ in range(6 * 10):
+        maintenance.committed("good", 1, grown=False)
+        maintenance.run(None)
+        now += 600
+    assert 9 <= len(vacuumed) <= 10

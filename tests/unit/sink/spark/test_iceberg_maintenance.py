@@ -24,6 +24,12 @@ class Catalog:
     def knows_vectors(self, table):
         return True
 
+    def commits(self, table):
+        return table
+
+    def has_equality_deletes(self, table):
+        return table > 1
+
 
 class Works(Maintenance):
     """Its work waits until it may end, and fails if it is to."""
@@ -48,7 +54,7 @@ class Works(Maintenance):
 
     def commit(self, count):
         for _ in range(count):
-            self.committed("t", deletes=True)
+            self.committed("t", 1, deletes=True)
 
     def finished(self):
         self.may_end.set()
@@ -116,10 +122,22 @@ def test_a_table_whose_work_fails_does_not_keep_the_others_from_theirs(works):
     assert works.finished() is None
     works.commit(EVERY)
     for _ in range(EVERY):
-        works.committed("other", deletes=True)
+        works.committed("other", 1, deletes=True)
     works.failure = None
     for _ in range(2):
         works._not_before = 0.0  # a minute later
         works.run(None)
         assert works.finished() == Health(1)
     assert works.rewrites == ["t", "other", "t"]
+
+
+def test_commits_and_deletes_of_earlier_lives_count(works):
+    """A job that started again more often than every so many commits never joined files."""
+    works.committed("t", EVERY, deletes=False)
+    works.run(None)
+    assert works.finished() == Health(1)
+    assert works.rewrites == ["t"]
+    works.committed("young", 1, deletes=False)
+    works.committed("after a rewrite", EVERY + 1, deletes=True)
+    works.run(None)
+    assert works._running is None

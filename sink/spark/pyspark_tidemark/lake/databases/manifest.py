@@ -51,7 +51,8 @@ class DatabaseManifest:
         self._database = database
         self._connection = connection
         self._app = changefeed
-        self._since_tidied = 0
+        # Due at once, as earlier lives may have ended before it was.
+        self._since_tidied = _TIDY_EVERY_CUTS
         self.last = last
 
     @classmethod

@@ -5,11 +5,15 @@ Both are bounded in what they do at a time: the driver joins small files, as muc
 Delta's OPTIMIZE, which is slow to begin, rewrites only full files with many masked rows; and a
 table is vacuumed at most once an hour.
 Only the tables that need it are touched, and one each time, so that no cut waits for long.
+
+What is due follows from the table's version and from the time of day, not from how long this
+process has run: the files of a job that starts again often would become more and more.
 """
 
 import logging
 import math
 import time
+import zlib
 from datetime import UTC, datetime
 
 from py4j.protocol import Py4JError
@@ -50,17 +54,23 @@ class Maintenance:
         self._soon = max(1, compact_every // 4)
         """After this many commits a compaction goes on that was too much for one time."""
         self._commits: dict[str, int] = {}
-        self._vacuumed: dict[str, float] = {}
+        self._vacuum_at: dict[str, float] = {}
+        """When each table is vacuumed next, by the clock."""
 
-    def committed(self, name: str, *, grown: bool) -> None:
-        """Count a commit to a table; one that added no file begins the count anew."""
-        self._commits[name] = self._commits.get(name, 0) + 1 if grown else 0
-        self._vacuumed.setdefault(name, time.monotonic())
+    def committed(self, name: str, version: int, *, grown: bool) -> None:
+        """Count a commit to a table, which made a version; one that added no file begins the count
+        anew.
+        """
+        before = self._commits.get(name)
+        if before is None:
+            before = max(0, version - 1) % max(1, self._compact_every)
+            self._vacuum_at[name] = _next_vacuum(name)
+        self._commits[name] = before + 1 if grown else 0
 
     def forget(self, name: str) -> None:
         """The table is gone."""
         self._commits.pop(name, None)
-        self._vacuumed.pop(name, None)
+        self._vacuum_at.pop(name, None)
 
     def run(self, kept: Kept) -> Health | None:
         """One table's compaction, and else one table's vacuum, if any is due."""
@@ -79,14 +89,10 @@ class Maintenance:
             if self.compact(name):
                 self._commits[name] = 0
             return health(self._tables, name)
-        name = min(self._vacuumed, key=lambda table: self._vacuumed[table], default=None)
-        if (
-            name is None
-            or not self._compact_every
-            or time.monotonic() - self._vacuumed[name] < VACUUM_EVERY_S
-        ):
+        name = min(self._vacuum_at, key=lambda table: self._vacuum_at[table], default=None)
+        if name is None or not self._compact_every or time.time() < self._vacuum_at[name]:
             return None
-        self._vacuumed[name] = time.monotonic()
+        self._vacuum_at[name] = _next_vacuum(name)
         self.vacuum(name, kept)
         return health(self._tables, name)
 
@@ -146,6 +152,12 @@ class Maintenance:
         for setting, value in _SETTINGS.items():
             session.conf.set(setting, value)
         self._tables.sql(name, statement)
+
+
+def _next_vacuum(name: str) -> float:
+    """When the hour of a table ends: each has its own ones, whenever the job has started."""
+    offset = zlib.crc32(name.encode()) % VACUUM_EVERY_S
+    return ((time.time() - offset) // VACUUM_EVERY_S + 1) * VACUUM_EVERY_S + offset
 
 
 def health(tables: DeltaTables, name: str) -> Health:

@@ -202,11 +202,12 @@ class DeltaTarget:
 
     def _applied(self, changes: Changes, *, grown: bool) -> Applied:
         name = changes.table.name
-        self._maintenance.committed(name, grown=grown)
+        version = self._tables.version(name)
+        self._maintenance.committed(name, version, grown=grown)
         counted = changes.counted(self._tables.session(name))
         return Applied(
             counted.rows,
-            self._tables.version(name),
+            version,
             counted.checksum,
             self._tables.inserted.replaced(name),
         )

@@ -236,6 +236,16 @@ class Catalog:
         return snapshot_ids
 
     @staticmethod
+    def commits(table: Any) -> int:
+        """How many snapshots the table has had."""
+        return int(table.currentSnapshot().sequenceNumber())
+
+    @staticmethod
+    def has_equality_deletes(table: Any) -> bool:
+        """Whether equality deletes count in the current snapshot."""
+        return int(table.currentSnapshot().summary().get("total-equality-deletes") or 0) > 0
+
+    @staticmethod
     def marked(table: Any) -> set[int]:
         """The snapshots that a branch or a tag names: Iceberg refuses to forget these."""
         return {int(ref.snapshotId()) for ref in java_dict(table.refs()).values()}

@@ -1,7 +1,9 @@
 """What Iceberg tables need beside the cuts: data files joined, without the rows that are gone
 (`rewriting`), and old snapshots expired.
 
-The work runs in a thread of its own while cuts go on, on one table at a time.
+The work runs in a thread of its own while cuts go on, on one table at a time. Commits are counted
+on from those of earlier lives: the files of a job that starts again often would become more and
+more.
 """
 
 import logging
@@ -70,13 +72,17 @@ class Maintenance:
         self._failed: set[str] = set()
         """Tables whose last work failed: all others come before them."""
 
-    def committed(self, name: str, *, deletes: bool) -> None:
-        """A cut was committed to a table."""
-        self._commits[name] = self._commits.get(name, 0) + 1
-        self._deletes[name] = self._deletes.get(name, 0) + deletes
+    def committed(self, name: str, table: Any, *, deletes: bool) -> None:
+        """A cut was committed to a table (Iceberg's Java)."""
+        if name not in self._commits:
+            before = max(0, self._catalog.commits(table) - 1)
+            self._commits[name] = before % max(1, self._compact_every)
+            self._deletes[name] = int(self._catalog.has_equality_deletes(table))
+        self._commits[name] += 1
+        self._deletes[name] += deletes
 
     def forget(self, name: str) -> None:
-        """The table is expired."""
+        """The table is gone."""
         self._commits.pop(name, None)
         self._deletes.pop(name, None)
         self._failed.discard(name)

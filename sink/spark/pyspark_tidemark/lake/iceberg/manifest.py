@@ -50,6 +50,8 @@ SCHEMA: Final = pa.schema(
 _LINES: Final = with_field_ids(pa.schema([SCHEMA.field("cut")]), {"cut": len(SCHEMA)})
 _STATE: Final = "tidemark.state"
 _ROLL_UP_CUTS: Final = 64
+_STEPS: Final = 2
+"""Snapshots of a cut: it is announced, then committed."""
 """This many cuts in files of their own become one file; each is two snapshots until then."""
 _TAKE_TRIES: Final = 10
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -201,6 +203,10 @@ class CatalogManifest:
         table = self._current()
         storage, files = self._catalog.storage(table), _files(self._catalog, table)
         single = [file for file in files if not _is_rolled_up(file)]
+        if not single:
+            # Lives that ended before they committed a cut leave steps only.
+            self._expire()
+            return
         older = [file for file in files if _is_rolled_up(file)]
         replaced = [*single, *self._outdated(older, horizon)]
         new = rolled(_read(storage, older[-1:]), _read(storage, single))
@@ -221,6 +227,7 @@ class CatalogManifest:
                     raise
                 continue
             self.last = self._newest()
+            self._since_tidied = self._left_untidied()
             self.together = together if together.is_offered else None
             return
         raise SourceError(
@@ -284,6 +291,14 @@ class CatalogManifest:
         table = self._current()
         [file] = write_rows(self._catalog.layout(table, ()), iter([batch]))
         return self._catalog.java_files.data(table, file)
+
+    def _left_untidied(self) -> int:
+        """How many cuts' files and steps earlier lives have left: a job that starts again often
+        would never come to them.
+        """
+        table = self._current()
+        single = sum(not _is_rolled_up(file) for file in _files(self._catalog, table))
+        return max(single, len(table.snapshots()) // _STEPS)
 
     def _newest(self) -> CutRecord | None:
         table = self._current()

@@ -373,7 +373,7 @@ class IcebergTarget:
         if written or masks.vectors or changes.emptied or table.currentSnapshot() is None:
             table = self._commit(table, changes, written, masks)
             deletes = bool(masks.vectors) or any(file.deletes for file in written)
-            self._maintenance.committed(changes.table.name, deletes=deletes)
+            self._maintenance.committed(changes.table.name, table, deletes=deletes)
         counted = changes.counted(self._spark)
         return Applied(
             counted.rows, int(table.currentSnapshot().snapshotId()), counted.checksum, replaced
