@@ -210,9 +210,9 @@ def test_the_table_of_cuts_does_not_grow_over_short_lives(spark, rest, root, mon
     """Each life counted anew, so one that ended before 64 cuts rolled nothing up and expired
     nothing, and every commit writes the list of all snapshots.
     """
-    monkeypatch.setattr(catalog_manifest, "_ROLL_UP_CUTS", 4)
+    monkeypatch.setattr(catalog_manifest, "_ROLL_UP_CUTS", 2)
     now, snapshots = datetime.now(UTC), []
-    for end_ts in CUTS[:8]:
+    for end_ts in CUTS[:4]:
         for commits in (False, True):
             with CatalogManifest.opened(spark, root, "bank") as manifest:
                 start_ts = manifest.announce(end_ts - 100, end_ts) - 100
@@ -221,8 +221,8 @@ def test_the_table_of_cuts_does_not_grow_over_short_lives(spark, rest, root, mon
                 manifest.tidy(now - timedelta(hours=1))
         table = Catalog(spark, root, "bank", kind="tidemark-cuts").load("tidemark_cuts.bank")
         snapshots.append(len(list(table.snapshots())))
-    assert max(snapshots) <= 12, "eight cuts alone are forty snapshots"
-    assert [cut.end_ts for cut in cuts_in_catalog(spark, root, "bank")] == list(CUTS[:8])
+    assert max(snapshots) <= 8, "four cuts alone are twenty snapshots"
+    assert [cut.end_ts for cut in cuts_in_catalog(spark, root, "bank")] == list(CUTS[:4])
 
 
 def test_a_catalog_may_miss_the_namespace_of_a_table_that_is_not_there_yet(
