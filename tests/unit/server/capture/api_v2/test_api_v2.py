@@ -19,7 +19,7 @@ from server.capture.api_v2.operations import OPERATIONS, PREFIX, SCHEMAS, openap
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
 from server.log import log_config, set_level, set_redaction
 from server.routes import Request
-from server.rpc.access_list import opened as opened_access
+from server.rpc.access_list import open_access
 from server.rpc.errors import passed_on
 from storage.model.errors import InvalidError
 from storage.model.ts import compose
@@ -230,7 +230,7 @@ async def test_who_may_only_look_does_not_steer_the_log(log, tmp_path):
         )
     )
     clients.chmod(0o600)
-    api = Api("one", *[Services()] * 3, opened_access(str(clients)))
+    api = Api("one", *[Services()] * 3, open_access(str(clients)))
     level = log().log_level
     for token, status in (("", 401), ("read", 403), ("operate", 200)):
         for path, body in (
