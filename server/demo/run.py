@@ -298,10 +298,11 @@ class Day:
             async with asyncio.timeout(_CATCH_UP_SECONDS):
                 await self._job.wait_applied(ts)
         except TimeoutError:
-            behind_s = (physical_ms(ts) - physical_ms(self._job.applied_ts)) / 1000
+            applied_ts = self._job.applied_ts
+            behind_s = (physical_ms(ts) - physical_ms(applied_ts)) / 1000
+            state = f"is {behind_s:.1f} s behind" if applied_ts else "has no cut yet"
             raise LagError(
-                f"the lake is {behind_s:.1f} s behind after {_CATCH_UP_SECONDS:.0f} s; see "
-                f"{self._logs}"
+                f"the lake {state} after {_CATCH_UP_SECONDS:.0f} s; see {self._logs}"
             ) from None
 
 

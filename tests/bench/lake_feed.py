@@ -170,6 +170,9 @@ class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untype
     def _ack(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"checkpoint_ts": body["ts"]}
 
+    def _report(self, _body: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
     def _rows(self, table: int, start: int, stop: int) -> Any:
         number = np.arange(start, stop, dtype=np.int64)
         transaction = number // self.txn_rows * self._busy + table + 1
