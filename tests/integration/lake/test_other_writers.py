@@ -11,6 +11,9 @@ from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.files import joined
+from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.schema import Policy
 
@@ -78,6 +81,28 @@ class Lake(Directory):
         java = self.spark._jvm
         tables = java.org.apache.iceberg.hadoop.HadoopTables(self.spark._jsc.hadoopConfiguration())
         return tables.load(str(self.table))
+
+    def rewrite(self):
+        """All rows into one new file, in another order, and nothing is left of what was before."""
+        if self.kind == "delta":
+            table = f"delta.`{self.table}`"
+            session = self.spark.newSession()
+            session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+            # Else listing a table is ten thousand tasks.
+            session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")
+            session.sql(f"OPTIMIZE {table} ZORDER BY (v)")
+            session.sql(f"VACUUM {table} RETAIN 0 HOURS")
+            return
+        catalog, table = Catalog(self.spark, str(self.path), "evolving"), self.iceberg
+        snapshot = Snapshot(self.spark, catalog, table, table.currentSnapshot().snapshotId())
+        shares = [snapshot.whole_share(file) for file in reversed(snapshot.data)]
+        update = table.newRewrite().validateFromSnapshot(table.currentSnapshot().snapshotId())
+        update.addFile(catalog.java_files.data(table, joined(catalog.layout(table, ()), shares)))
+        for file in (*snapshot.data, *snapshot.deletes):
+            update.deleteFile(file)
+        update.commit()
+        newest = table.currentSnapshot().timestampMillis()
+        table.expireSnapshots().expireOlderThan(newest).retainLast(1).commit()
 
     def shows(self, feed, ts):
         self.forget()
@@ -277,6 +302,33 @@ def test_snapshots_that_somebody_expired_are_no_rollback(spark, tmp_path, feed, 
 
     lake.touched(feed, expire, is_amid=is_amid)
     assert lake.shows(feed, 60)
+
+
+@MIDST
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_files_that_somebody_has_rewritten_are_masked_where_rows_are_now(
+    spark, tmp_path, kind, is_amid
+):
+    """As by rewrite_data_files with a sort, expire_snapshots, OPTIMIZE and VACUUM: what the job
+    remembers of the files is out of date, and they are gone.
+    """
+    feed = AcknowledgedFeed()
+    for name in ("bank.t", "bank.u"):
+        feed.create(0, name, id=pa.int64(), v=pa.string())
+    for number in range(1, CUTS + 1):
+        ts = number * 10 - 5
+        kept = [number, *(range(100, 130) if number == 1 else (100 + number, 110 + number))]
+        # Other orders of `v` than of `id`: sorted by it, rows lie elsewhere.
+        feed.put(ts, "bank.t", *({"id": key, "v": f"{-key % 7} {ts}"} for key in kept))
+        feed.delete(ts + 1, "bank.t", 120 + number)
+        feed.put(ts + 2, "bank.u", {"id": number, "v": f"v{ts}"})
+    lake = Lake(spark, kind, tmp_path)
+    lake.keep(feed, 1, 2)
+    lake.touched(feed, lake.rewrite, is_amid=is_amid)
+    assert lake.shows(feed, 60)
+    lake.rewrite()
+    lake.keep(feed, 7, CUTS)
+    assert lake.shows(feed, CUTS * 10)
 
 
 @MIDST

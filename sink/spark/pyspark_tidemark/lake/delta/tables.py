@@ -449,8 +449,12 @@ class DeltaTables:
                 # Of a table that was removed, or restored from a copy.
                 self.forget_listing(name)
                 self.check_continues(name, current.version)
-                self.position(name)
-                raise
+                self._check_unapplied(changes)
+                newest = self.listing(name)
+                if newest is not None and newest.version == current.version:
+                    raise
+                # Or somebody else has rewritten the table's files, and removed those of before.
+                continue
             if self.commit(changes, current, actions):
                 return True
         raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
@@ -467,14 +471,20 @@ class DeltaTables:
         info = commit_info("CUT", {"end_ts": str(changes.end_ts)}, current.version)
         if self._put(name, current, [info, fence(self._app_id, changes.end_ts), *actions]):
             return True
-        # Made anew from the newer version, the same changes would be applied twice.
+        self._check_unapplied(changes)
+        return False
+
+    def _check_unapplied(self, changes: Changes) -> None:
+        """See that nobody else has applied the cut: made anew from a newer version, its changes
+        would be applied twice.
+        """
+        name = changes.table.name
         if (self.position(name) or 0) > changes.start_ts:
             raise SourceError(
                 "ErrTargetBusy",
                 f"another job has applied changes of this cut to {name}",
                 retryable=True,
             )
-        return False
 
     def rewrite(self, name: str, current: Listing, actions: Actions) -> bool:
         """Put a version with the same rows on top of `current`; False if somebody else was faster.
