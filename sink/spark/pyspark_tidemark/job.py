@@ -258,6 +258,10 @@ class Job:
         self._saying = threading.Lock()
         self._failure: SourceError | None = None
         self._trigger_s = self._next_cut_s = 0.0
+        self._went_on_to_ts = -1
+        """The end of the newest cut that was applied beyond what Spark's batch was about: the next
+        batch begins below it.
+        """
 
     def stop(self, *_: Any) -> None:
         """End after the cut that is being applied; also a signal handler."""
@@ -328,7 +332,8 @@ class Job:
             try:
                 round_ends_s = time.monotonic() + _ROUND_S
                 for start_ts, end_ts in cuts.collect() if logged is None else [logged]:
-                    self._apply_one(Cut(batch, start_ts, end_ts))
+                    if end_ts > self._went_on_to_ts:
+                        self._apply_one(Cut(batch, start_ts, end_ts))
                 self._go_on(batch, round_ends_s)
             except Exception as err:
                 self._failure = named(err)
@@ -352,6 +357,7 @@ class Job:
                 end_ts = min(end_ts, self._arguments.until_ts)
             if end_ts > start_ts:
                 self._apply_one(Cut(batch, start_ts, end_ts), time.monotonic() - asked_s)
+                self._went_on_to_ts = self._applier.applied_ts
 
     def _apply_one(self, cut: Cut, awaited_s: float = 0.0) -> None:
         """Apply a cut that came after `awaited_s`, and tell of it."""

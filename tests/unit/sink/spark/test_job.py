@@ -156,6 +156,19 @@ def test_a_batch_that_the_lake_has_in_part_is_applied_from_where_the_lake_is():
     assert lake.acknowledged == [10, 20]
 
 
+def test_a_range_that_the_batch_before_went_on_beyond_is_told_once():
+    lake = Lake(30, 50)
+    job = job_of(lake, until_ts=50)
+    # The first batch ends after the cut that it went on with.
+    job._reporter.applied = lambda ts: setattr(job._reporter, "failure", ts == 30 or None)
+    job._apply(None, 0, (10, 20))
+    assert lake.applied_ts == 30
+    job._reporter.failure = None
+    job._apply(None, 1, (20, 30))
+    lines = [json.loads(line) for line in job._out.getvalue().splitlines()]
+    assert [line["end_ts"] for line in lines if "end_ts" in line] == [20, 30, 50]
+
+
 def test_a_batch_ends_once_its_time_is_over(monkeypatch):
     monkeypatch.setattr("pyspark_tidemark.job._ROUND_S", 0.0)
     lake = Lake()
