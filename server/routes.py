@@ -93,6 +93,8 @@ class Answer:
     content_type: str = "text/plain; charset=utf-8"
     headers: Sequence[tuple[str, str]] = ()
     """Others than those that describe the body."""
+    error_code: str = ""
+    """The code of the error that it tells of, without `TM:`; empty: of none that has one."""
 
 
 Handler: TypeAlias = Callable[[Request], Answer]
@@ -180,7 +182,8 @@ def error_answer(err: TidemarkError) -> Answer:
 def fault(status: int, code: str, message: str) -> Answer:
     """An error in the form of TiCDC's API."""
     answer = json_answer({"error_msg": message, "error_code": f"TM:{code}"}, status)
-    return replace(answer, headers=[_LOGIN]) if status == HTTPStatus.UNAUTHORIZED else answer
+    headers = [_LOGIN] if status == HTTPStatus.UNAUTHORIZED else []
+    return replace(answer, headers=headers, error_code=code)
 
 
 def answer_of(handler: Handler, request: Request) -> Answer:

@@ -2,7 +2,6 @@
 Calls that only read, and those of other daemons, have none.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -93,7 +92,4 @@ def outcome_of(answer: Answer) -> str:
     """How an HTTP request ended: `ok`, or the code of the error that its answer tells."""
     if answer.status < HTTPStatus.BAD_REQUEST:
         return OK
-    try:
-        return str(json.loads(answer.body)["error_code"]).removeprefix("TM:")
-    except (ValueError, TypeError, KeyError):
-        return f"HTTP {answer.status}"
+    return answer.error_code or f"HTTP {answer.status}"

@@ -31,12 +31,13 @@ _ADVICE = (
     f"Spark needs a JDK of version {OLDEST} or later; install one (Debian: "
     "openjdk-17-jre-headless) or set JAVA_HOME"
 )
-
-
 _MLLIB = "spark-mllib_"
 _HOME_PARTS = ("bin", "conf", "python", "sbin")
 """What a home of Spark has besides jars; `conf` only where somebody has made it."""
 QUIET = "-Xlog:cds=error -Xlog:cds+dynamic=error"
+"""Options that silence what Java warns of: every class that an archive cannot hold, and an archive
+that does not fit.
+"""
 LOG_ERRORS_ONLY = """\
 # Errors only. The threshold is the appender's: shells announce it if it is that of the root logger.
 rootLogger.level = warn
@@ -49,9 +50,6 @@ appender.console.filter.threshold.type = ThresholdFilter
 appender.console.filter.threshold.level = error
 """
 """`log4j2.properties` by which Spark logs errors only, to standard error."""
-"""Options that silence what Java warns of: every class that an archive cannot hold, and an archive
-that does not fit.
-"""
 
 
 def java_program() -> str:

@@ -324,7 +324,8 @@ def test_more_partitions_than_may_be_written_at_a_time(spark, tmp_path, feed, mo
     lake.check(2)
 
 
-def test_a_column_of_the_spec_is_renamed_and_never_dropped(spark, tmp_path):
+def altered_feed():
+    """A table whose column `a` is renamed before the second cut, and dropped before the third."""
     feed = AcknowledgedFeed()
     feed.create(0, TABLE, id=pa.int64(), a=pa.int32(), region=pa.string())
     feed.put(5, TABLE, {"id": 1, "a": 1, "region": "x"}, {"id": 2, "a": 2, "region": "y"})
@@ -332,6 +333,11 @@ def test_a_column_of_the_spec_is_renamed_and_never_dropped(spark, tmp_path):
     feed.put(15, TABLE, {"id": 1, "b": 7, "region": "y"}, {"id": 3, "b": 1, "region": "x"})
     feed.alter(20, TABLE, "…", {}, {}, ("b",), id=pa.int64(), region=pa.string())
     feed.put(25, TABLE, {"id": 3, "region": "y"}, {"id": 4, "region": "z"})
+    return feed
+
+
+def test_a_column_of_the_spec_is_renamed_and_never_dropped(spark, tmp_path):
+    feed = altered_feed()
     lake = Lake(spark, tmp_path, feed)
     for number in (1, 2):
         lake.keep((number,), "a, region")
@@ -452,13 +458,7 @@ def test_an_order_changes_and_is_another_engine_s_and_goes(spark, tmp_path, feed
 
 
 def test_a_column_of_the_order_is_renamed_and_dropped_and_the_table_made_anew(spark, tmp_path):
-    feed = AcknowledgedFeed()
-    feed.create(0, TABLE, id=pa.int64(), a=pa.int32(), region=pa.string())
-    feed.put(5, TABLE, {"id": 1, "a": 1, "region": "x"}, {"id": 2, "a": 2, "region": "y"})
-    feed.alter(10, TABLE, "…", {"a": "b"}, id=pa.int64(), b=pa.int32(), region=pa.string())
-    feed.put(15, TABLE, {"id": 1, "b": 7, "region": "y"}, {"id": 3, "b": 1, "region": "x"})
-    feed.alter(20, TABLE, "…", {}, {}, ("b",), id=pa.int64(), region=pa.string())
-    feed.put(25, TABLE, {"id": 3, "region": "y"}, {"id": 4, "region": "z"})
+    feed = altered_feed()
     feed.create_or_replace(30, TABLE, id=pa.int64(), region=pa.string())
     feed.put(35, TABLE, {"id": 1, "region": "y"}, {"id": 2, "region": "z"})
     lake = Lake(spark, tmp_path, feed)
