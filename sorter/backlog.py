@@ -156,7 +156,7 @@ class Backlog:
 
     @property
     def wants_merge(self) -> bool:
-        """Whether spills have left many runs."""
+        """Whether spills have left so many runs that they should be merged."""
         return self._levels.to_merge() is not None
 
     def begin_merge(self) -> RunMerge | None:

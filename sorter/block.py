@@ -135,7 +135,7 @@ def decode(meta: BlockMeta, data: pa.Buffer) -> pa.RecordBatch:
 
 
 def is_shared(data: pa.Buffer) -> bool:
-    """Whether a block says that several tables share it; nothing is verified."""
+    """Whether a block's header says that several tables share it; verifies nothing."""
     return bool(data.size >= _HEADER.size and data[5] & SHARED)
 
 

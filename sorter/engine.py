@@ -50,7 +50,7 @@ _TABLES: Final = Gauge("tidemark_sorter_tables", "Tables being sorted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SorterSettings:
-    """How much a sorter keeps in memory, and how it writes the rest."""
+    """Settings of a sorter: its memory, and how it writes the rest to disk."""
 
     memory_bytes: int = 128 << 20
     """Bounds the rows of all tables in memory."""
@@ -255,13 +255,11 @@ class Sorter:
         return self._table(span).resolved_ts
 
     def is_empty(self, span: Span) -> bool:
-        """Whether no row of the table is held, so that there is none up to its resolved_ts;
-        costs next to nothing.
-        """
+        """Whether the table has no row, so that there is none up to its resolved_ts; cheap."""
         return self._table(span).is_empty()
 
     def has_rows_above(self, span: Span, ts: int) -> bool:
-        """Whether a row with a commit_ts above `ts` may be held; costs next to nothing."""
+        """Whether there may be a row with a commit_ts above `ts`; cheap."""
         table = self._table(span)
         return table.newest_ts > ts and not table.is_empty()
 

@@ -295,7 +295,7 @@ class TableIndex:
         return runs
 
     def has(self, entry: Entry) -> bool:
-        """Whether a block is alive, and at the same place.
+        """Whether a block is alive and at the same place.
 
         Raises:
             CorruptError: the index cannot be read.

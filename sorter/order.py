@@ -54,7 +54,7 @@ class Sorted:
 
     @property
     def num_rows(self) -> int:
-        """How many rows are read."""
+        """The number of rows read."""
         return len(self.order) if self.order is not None else int(self.rows.num_rows)
 
     def batch(self, first: int = 0, count: int | None = None) -> pa.RecordBatch:
@@ -151,9 +151,7 @@ def _ascending(timestamps: Timestamps) -> bool:
 
 
 def _strictly_sorted(rows: pa.RecordBatch) -> bool:
-    """Whether each row's key is above that of the row before;
-    the commit_ts are known not to fall.
-    """
+    """Whether each row's key is above that of the row before; the commit_ts must be ascending."""
     equal = np.ones(rows.num_rows - 1, np.bool_)
     for column in range(3):
         values = _numbers(rows, column)

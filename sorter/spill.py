@@ -63,7 +63,7 @@ class Spiller:
 
     @property
     def is_short(self) -> bool:
-        """Whether there are more rows in memory than there should be."""
+        """Whether memory holds more rows than it should."""
         return self._counters.memory_bytes > self._memory_bytes
 
     def add(self, table: Table) -> None:
@@ -164,7 +164,7 @@ def spill_shared(store: BlockStore, tables: Sequence[Table]) -> None:
 
 
 class DiskStatus:
-    """Whether one sorter's disk takes rows; safe to call from several threads."""
+    """The state of one sorter's disk: whether it takes rows. Thread-safe."""
 
     def __init__(self, retry_s: float, clock: Callable[[], float]) -> None:
         """A refused write is tried again after `retry_s`; `clock` gives monotonic seconds."""

@@ -162,7 +162,7 @@ class BlockStore:
 
     @property
     def began_segment(self) -> bool:
-        """Whether a segment was begun since `sparse` was called last."""
+        """Whether a segment was begun since the last call of `sparse`."""
         return self._segments.created != self._segments_checked
 
     def sparse(self) -> frozenset[int]:

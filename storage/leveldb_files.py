@@ -56,7 +56,7 @@ class Damage(NamedTuple):
         return f"{self.path} is damaged at byte {self.offset}{keys}: {self.reason}"
 
     def covers(self, key: bytes) -> bool:
-        """Whether reading `key` meets the damaged block."""
+        """Whether reading `key` touches the damaged block."""
         return self.first_key < key <= self.last_key and self.path.exists()
 
 
@@ -204,8 +204,8 @@ def _read_block(path: Path, offset: int, size: int) -> bytes | None:
 
 
 def _has_other_length(data: bytes, at: int, end: int) -> bool:
-    """Whether the record is whole, but for one bit of its length,
-    which now reaches beyond the end of the file.
+    """Whether the record is whole except for one bit of its length, which therefore reaches beyond
+    the end of the file.
     """
     crc, length, _ = _RECORD.unpack_from(data, at)
     lengths = (length ^ 1 << bit for bit in range(_LENGTH_BITS))

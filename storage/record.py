@@ -157,7 +157,7 @@ class _Window:
         self._data = b""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes at `offset`, never beyond the end."""
+        """Return up to `size` bytes at `offset`, never beyond the end."""
         size = min(size, self.end - offset)
         at = offset - self._start
         if at < 0 or at + size > len(self._data):

@@ -67,7 +67,7 @@ class SpillCodec:
 
     @property
     def hides(self) -> bool:
-        """Whether nobody else can read what is stored."""
+        """Whether stored bytes are encrypted."""
         return bool(self._key)
 
     def name_of(self, key: bytes) -> bytes:

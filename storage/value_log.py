@@ -411,7 +411,7 @@ class SegmentFiles:
             file.close()
 
     def read(self, fid: int, offset: int, size: int) -> bytes:
-        """Up to `size` bytes of a segment.
+        """Return up to `size` bytes of a segment.
 
         Raises:
             SegmentMissingError: there is no such file.

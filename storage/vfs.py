@@ -24,7 +24,7 @@ class File(Protocol):
         ...
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Return up to `size` bytes; fewer only at the end of the file."""
         ...
 
     def size(self) -> int:

@@ -37,7 +37,7 @@ _LAST_DATE_MS = 253_402_300_799_000
 
 
 class BlockerUnknownError(NotFoundError):
-    """Nothing of that name holds GC back."""
+    """Nothing of this name holds GC back."""
 
     code = "ErrBlockerUnknown"
 

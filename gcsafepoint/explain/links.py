@@ -61,7 +61,7 @@ class Chain:
     id: str
     links: tuple[Link, ...]
     blocks: bool
-    """Whether GC wants to be further than it lets it."""
+    """Whether it keeps GC below the ts that GC would reach without it."""
 
     @property
     def ts(self) -> int:

@@ -42,7 +42,7 @@ from storage.model.errors import InvalidError
 
 
 class Compat(enum.StrEnum):
-    """Whose answers the old calls get: those of PD before #9292, or those of today's PD."""
+    """The version of PD whose answers the old calls give: PD before #9292, or today's PD."""
 
     CLASSIC = "classic"
     PD_9 = "pd-9"

@@ -85,7 +85,7 @@ class ServiceSafePoint:
         return max(0, self.expired_at - math.ceil(now_s))
 
     def is_expired(self, now_s: float) -> bool:
-        """Whether its TTL is over: it blocks through `expired_at` itself."""
+        """Whether its TTL has expired; it still blocks during `expired_at` itself."""
         return self.expired_at < now_s
 
     def describe(self, kind: str = "GCBarrier") -> str:
@@ -99,8 +99,8 @@ class ServiceSafePoint:
 
 
 def expiry(now_s: float, ttl_s: int) -> int:
-    """When a TTL that begins now is over: Unix seconds,
-    rounded up so that nobody gets less than requested.
+    """Return the time at which a TTL that begins now expires: Unix seconds, rounded up so that
+    nobody gets less than requested.
     """
     return NEVER_S if ttl_s > _LONGEST_TTL_S else math.ceil(now_s) + ttl_s
 

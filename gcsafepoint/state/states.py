@@ -137,7 +137,7 @@ class GcStates:
         self.global_barriers.mark_all()
 
     def has_barriers(self) -> bool:
-        """Whether anything is there that may expire."""
+        """Whether there are barriers, which may expire."""
         return bool(len(self.global_barriers)) or any(
             len(state.barriers) for _, state in self.scopes()
         )

@@ -39,7 +39,7 @@ class LockPage:
     next_key: bytes | None
     region: object
     more: bool = False
-    """Whether the region has more locks than came."""
+    """Whether the region has more locks than this page holds."""
 
 
 @dataclass(frozen=True, slots=True)

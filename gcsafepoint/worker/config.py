@@ -167,7 +167,7 @@ class GCConfig:
         return replace(self, **values)
 
     def workers(self, stores: int) -> int:
-        """How many stores are worked on at a time."""
+        """The number of stores that are worked on at the same time."""
         return stores if self.auto_concurrency else min(self.concurrency, stores)
 
 

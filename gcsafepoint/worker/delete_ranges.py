@@ -57,7 +57,7 @@ class DeleteRange:
         return f"{self.job_id}/{self.element_id}"
 
     def same(self, other: "DeleteRange") -> bool:
-        """Whether both mean the same drop, whatever has been done about it."""
+        """Whether both mean the same drop, whatever its progress."""
         return replace(self, done_ms=0, attempts=0, error="") == replace(
             other, done_ms=0, attempts=0, error=""
         )
@@ -112,7 +112,7 @@ class DueRanges:
     again: list[DeleteRange]
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of ranges."""
         return len(self.first) + len(self.again)
 
 

@@ -136,7 +136,7 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker's lease holds right now."""
+        """Whether this worker's lease is valid now."""
         return self._monotonic_s() < self._until_s
 
     @property
@@ -219,7 +219,7 @@ class Election:
                 timeout.reschedule(self._deadline())
 
     def _deadline(self) -> float:
-        """When the lease ends, on the event loop's clock."""
+        """The end of the lease, on the event loop's clock."""
         return asyncio.get_running_loop().time() + max(0.0, self._until_s - self._monotonic_s())
 
 

@@ -416,7 +416,7 @@ class Plan:
     saved: int
     blocker: str
     fresh: bool
-    """Whether there is a safepoint that was not collected yet; if not, only ranges are deleted."""
+    """Whether the safepoint has not been collected yet; if it has, only ranges are deleted."""
     regions: int
     locks: int
     transactions: int

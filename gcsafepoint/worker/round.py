@@ -46,7 +46,7 @@ class Phase(enum.IntEnum):
 
 
 class Result(enum.StrEnum):
-    """How a round ended; RUNNING: not yet."""
+    """The outcome of a round; RUNNING: it has not ended."""
 
     RUNNING = ""
     DONE = "done"
@@ -237,5 +237,5 @@ def limited_by_service(target: SafePointBound, service_min: int, service_id: str
 
 
 def round_is_due(now_ms: int, last_run_ms: int | None, run_interval_ms: int) -> bool:
-    """Whether the next round's time has come."""
+    """Whether it is time for the next round."""
     return last_run_ms is None or now_ms - last_run_ms >= run_interval_ms

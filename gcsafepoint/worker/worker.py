@@ -189,7 +189,7 @@ class GCWorker:
 
 
 def _last_run_ms(text: str) -> int | None:
-    """When the last round began; None if the text cannot be read, so that a round is due."""
+    """Return when the last round began; None: the text cannot be read, so a round is due."""
     try:
         return parse_instant_ms(text)
     except DurationError:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Kind(enum.Enum):
-    """What the caller does next."""
+    """The reaction that an error asks of its caller."""
 
     # correct the request; trying again as it is cannot help
     INVALID = "invalid"

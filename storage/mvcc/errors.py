@@ -100,7 +100,7 @@ class AssertionFailedError(MvccError, ConflictError):
 
 
 class TxnNotFoundError(MvccError, NotFoundError):
-    """There is neither a lock nor a record of the transaction."""
+    """The transaction has neither a lock nor a record."""
 
     code = "ErrTxnNotFound"
 

@@ -217,7 +217,7 @@ class StatusCheck:
 
 
 def is_expired(lock: Lock, current_ts: int) -> bool:
-    """Whether the lock's owner must be taken for dead at `current_ts`."""
+    """Whether the lock's owner counts as dead at `current_ts`."""
     return physical_ms(lock.start_ts) + lock.ttl_ms < physical_ms(current_ts)
 
 

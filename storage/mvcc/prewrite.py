@@ -51,7 +51,7 @@ _SKIP_CHECK, _MUST_BE_LOCKED = 0, 1
 
 
 class Op(enum.IntEnum):
-    """What a mutation does to its key (numbers of kvrpcpb.Op)."""
+    """The effect of a mutation on its key (numbers of kvrpcpb.Op)."""
 
     PUT = 0
     DELETE = 1
@@ -63,7 +63,7 @@ class Op(enum.IntEnum):
 
 
 class Assertion(enum.IntEnum):
-    """What the client believes about a key (numbers of kvrpcpb.Assertion)."""
+    """The client's assertion about a key (numbers of kvrpcpb.Assertion)."""
 
     NONE = 0
     EXIST = 1
@@ -120,7 +120,7 @@ class Checked(NamedTuple):
 
     @property
     def is_prewritten(self) -> bool:
-        """Whether an earlier attempt did this one already."""
+        """Whether an earlier attempt has prewritten this one already."""
         return self.lock is not None and self.lock.kind != PESSIMISTIC
 
 
@@ -323,7 +323,7 @@ def _prewrite_computed(draft: Draft, txn: Prewrite, checked: Sequence[Checked]) 
 
 
 def _may_compute(txn: Prewrite, earlier: Sequence[Lock]) -> bool:
-    """Whether locks of an earlier attempt leave room for a commit_ts computed here."""
+    """Whether locks of an earlier attempt allow a commit_ts to be computed here."""
     if txn.one_pc:
         # Locks are on disk, or keys are elsewhere: this request alone cannot commit all of it.
         return _is_whole(txn) and not earlier
@@ -331,7 +331,7 @@ def _may_compute(txn: Prewrite, earlier: Sequence[Lock]) -> bool:
 
 
 def _is_whole(txn: Prewrite) -> bool:
-    """Whether the request has every key that is known of its transaction."""
+    """Whether the request contains every key of its transaction."""
     keys = {mutation.key for mutation in txn.mutations}
     return txn.primary in keys and keys.issuperset(txn.secondaries)
 

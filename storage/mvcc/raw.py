@@ -45,7 +45,7 @@ def get(reader: Reader, key: bytes, now_s: int) -> bytes | None:
 
 
 def expires_s(reader: Reader, key: bytes) -> int:
-    """When a key ends, in seconds since the Unix epoch; 0: never."""
+    """Return the time at which a key expires, in seconds since the Unix epoch; 0: never."""
     data = reader.get(EXPIRY_COLUMN + key)
     return 0 if data is None else _seconds(data)
 
@@ -53,7 +53,9 @@ def expires_s(reader: Reader, key: bytes) -> int:
 def scan(
     reader: Reader, lower: bytes, upper: bytes, now_s: int, limit: int, *, reverse: bool = False
 ) -> list[tuple[bytes, bytes]]:
-    """At most `limit` living pairs of `[lower, upper)` in key order; `upper == b""` is no end."""
+    """Return at most `limit` unexpired pairs of `[lower, upper)` in key order; `upper == b""` is
+    unbounded.
+    """
     return list(islice(living(reader, lower, upper, now_s, reverse=reverse), limit))
 
 
@@ -114,7 +116,7 @@ def compare_and_swap(
 
 
 def expired(reader: Reader, now_s: int, limit: int) -> list[bytes]:
-    """At most `limit` keys that are past their end."""
+    """Return at most `limit` expired keys."""
     over = (
         key[1:]
         for key, data in reader.scan(*column_range(EXPIRY_COLUMN, b"", b""))

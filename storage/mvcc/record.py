@@ -105,7 +105,7 @@ class Lock(NamedTuple):
 
     @property
     def changes_data(self) -> bool:
-        """Whether readers and change feeds care about this lock."""
+        """Whether readers and change feeds are concerned by this lock."""
         return self.kind in (PUT, DELETE)
 
     def encode(self) -> bytes:

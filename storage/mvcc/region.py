@@ -83,7 +83,7 @@ class Region:
         return (not upper or self.start_key < upper) and (not self.end_key or lower < self.end_key)
 
     def touches(self, other: "Region") -> bool:
-        """Whether one ends where the other begins."""
+        """Whether one region ends where the other begins."""
         is_left = bool(self.end_key) and self.end_key == other.start_key
         is_right = bool(other.end_key) and other.end_key == self.start_key
         return is_left or is_right
@@ -191,7 +191,7 @@ def region_bytes(kv: KV, region: Region) -> int:
 
 
 def is_empty(kv: KV, region: Region) -> bool:
-    """Whether a region holds nothing at all: no version, no lock, no raw key."""
+    """Whether a region is empty: no version, no lock, no raw key."""
     return all(_first(kv, column, region.start_key, region.end_key) is None for column in _COLUMNS)
 
 

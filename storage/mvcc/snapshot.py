@@ -100,15 +100,15 @@ class Snapshot:
         key_only: bool = False,
         reverse: bool = False,
     ) -> list[Row]:
-        """At most `limit` rows of the encoded range `[lower, upper)` in key order;
-        locked keys come as errors.
+        """Return at most `limit` rows of the encoded range `[lower, upper)` in key order; locked
+        keys are returned as errors.
         """
         values = self._values(lower, upper, key_only=key_only, reverse=reverse)
         rows = self._with_locks(values, lower, upper, reverse=reverse)
         return list(islice(rows, limit))
 
     def _meets(self, key: bytes, lock: Lock) -> bool:
-        """Whether the lock may decide what is seen at ts."""
+        """Whether the lock may decide what is visible at ts."""
         if not lock.changes_data or lock.start_ts > self._ts or lock.min_commit_ts > self._ts:
             return False
         if self._ts == MAX_TS and lock.primary == key and not lock.async_commit:

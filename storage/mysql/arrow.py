@@ -135,8 +135,8 @@ def _together(
 
 
 def has_odd_values(column: Column) -> bool:
-    """Whether two values of the column may be shown alike,
-    so that one of them is refused in a key.
+    """Whether two values of the column may be shown alike, so that one of them is
+    refused in a key.
     """
     if column.type in {Type.ENUM, Type.SET}:
         return "" in column.elems

@@ -51,7 +51,7 @@ Lines = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class BinaryShape:
-    """How the binary rows of a table lie: for each column the fixed size of its cells, or 0."""
+    """The layout of a table's binary rows: the fixed size of each column's cells, or 0."""
 
     columns: tuple[int, ...]
 
@@ -65,7 +65,7 @@ class BinaryShape:
         return self._walk(data, at, places, max(places, default=-1) + 1)[1]
 
     def ends(self, data: Bytes, at: Offsets) -> Offsets:
-        """Where the rows that begin at `at` end."""
+        """Return where the rows that begin at `at` end."""
         return self._walk(data, at, (), len(self.columns))[0]
 
     def _walk(

@@ -24,7 +24,7 @@ Mask = npt.NDArray[np.bool_]
 Offsets = npt.NDArray[np.int64]
 Buffer = bytes | bytearray | memoryview
 PAD_BYTES: Final = 8
-"""How many readable bytes must follow the last value: numbers are read in words of eight."""
+"""How many readable bytes must follow the last value: numbers are read in words of eight bytes."""
 _WIDTHS = {252: 2, 253: 3, 254: 8}
 _VARIED_BYTES_MAX = 8
 
@@ -120,7 +120,7 @@ class Reader:
 
     @property
     def rest(self) -> bytes:
-        """What has not been read."""
+        """Return the unread bytes."""
         return self.data[self.at :]
 
     def take(self, size: int) -> bytes:

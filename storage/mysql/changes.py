@@ -55,7 +55,9 @@ Timestamps = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What reading a table's row events needs, made once for each version of it."""
+    """The prepared steps for reading a table's row events, made once for each version
+    of the table.
+    """
 
     table: Table
     shape: Shape
@@ -85,7 +87,7 @@ class Changes:
     """The changes that some row events made to one table."""
 
     batch: pa.RecordBatch
-    """Of RAW_SCHEMA, commit by commit in log order."""
+    """A batch of RAW_SCHEMA, commit by commit in log order."""
     keys: pa.Array
     """The keys of all images, in log order: what was there before, or is there after,
     any of the changes.

@@ -121,7 +121,7 @@ def charset_of(collation: int) -> str | None:
 
 
 def codec_of(charset: str) -> str | None:
-    """What Python calls the character set; None if it has no such codec (dec8, hp8, swe7,
+    """Return Python's name of the character set; None: Python has no such codec (dec8, hp8, swe7,
     armscii8, eucjpms, …).
     """
     if charset in UTF8:
@@ -141,8 +141,8 @@ def decode_text(charset: str, data: bytes) -> str:
 
 @cache
 def is_one_to_one(charset: str) -> bool:
-    """Whether different bytes always decode to different texts;
-    of multi-byte sets other than UTF-8 some do not.
+    """Whether different bytes always decode to different texts; in multi-byte sets other than UTF-8
+    some do not.
     """
     if charset in UTF8 or charset == BINARY:
         return True
@@ -151,9 +151,7 @@ def is_one_to_one(charset: str) -> bool:
 
 
 def is_exact(charset: str, data: bytes) -> bool:
-    """Whether `data` is what the server has of the text it decodes to,
-    and so no other bytes' text.
-    """
+    """Whether `data` is the server's encoding of the text it decodes to, and so the only one."""
     # Python encodes only its own characters: where the servers map some otherwise, these are put
     # back first. Whichever of the two gives bytes of the same text is what the server has of it.
     text = decode_text(charset, data)
@@ -180,7 +178,7 @@ def _latin1(data: bytes) -> str:
 
 
 def pad_of(charset: str) -> bytes:
-    """What fills a CHAR or BINARY up to its length, and has no meaning at its end."""
+    """Return the padding of CHAR or BINARY values, which has no meaning at a value's end."""
     return {
         BINARY: b"\0",
         "ucs2": b"\0 ",

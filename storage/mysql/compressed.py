@@ -31,7 +31,7 @@ from storage.mysql.event import (
 )
 
 PAYLOAD_BYTES_MAX: Final = 1 << 30
-"""As large as a server allows an event to be: one that claims to be larger is refused unread."""
+"""The size limit of an event that a server allows; an event that claims more is refused unread."""
 PIECE_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 1 << 20
 
@@ -97,13 +97,15 @@ def _plain_body(kind: EventType, body: bytes) -> bytes:
 
 
 def _query_at(body: bytes) -> int:
-    """Where the statement begins: behind the status variables, the default schema and a zero."""
+    """Return where the statement begins: behind the status variables, the default schema and a
+    zero.
+    """
     head = Reader(body).take(_QUERY_HEAD_BYTES)
     return _QUERY_HEAD_BYTES + int.from_bytes(head[11:], "little") + head[8] + 1
 
 
 def _rows_at(kind: EventType, body: bytes) -> int:
-    """Where the rows begin: behind the width and the bitmaps of the columns present."""
+    """Return where the rows begin: behind the width and the bitmaps of the present columns."""
     reader = Reader(body, _ROWS_HEAD_BYTES)
     if kind in _V2:
         reader.take(reader.number(2) - 2)  # the size of the extra part counts itself
@@ -159,7 +161,7 @@ def _inner_events(body: bytes) -> Iterator[bytes]:
 
 
 def _lacking(begun: bytes) -> int:
-    """How many bytes of an event are yet to come; 0 if it does not say so yet."""
+    """Return how many bytes of an event are missing; 0 if its length is not known yet."""
     size = int.from_bytes(begun[9:13], "little") if len(begun) >= HEADER_BYTES else 0
     return min(size, PAYLOAD_BYTES_MAX) - len(begun) if size else 0
 
@@ -182,7 +184,7 @@ def _unpacking(payload: bytes, compression: int) -> pa.NativeFile:
 
 
 def _read(stream: pa.NativeFile, size: int) -> bytes:
-    """At most `size` bytes; none at the end."""
+    """Read at most `size` bytes; none at the end."""
     try:
         data: bytes = stream.read(size)
     except (OSError, ValueError) as err:

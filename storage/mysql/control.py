@@ -38,7 +38,7 @@ _VARIABLE_BYTES = {
 }
 _TEXT_VARIABLES = frozenset({_TIME_ZONE, _CATALOG_NZ})
 _MARIADB_EXPLICIT_TIMESTAMPS = 1 << 24
-"""Of the flags; MySQL has a variable for it."""
+"""A bit of the flags; MySQL has a variable for it."""
 _LOAD_BYTES = 13
 _MARIADB_GTID = struct.Struct("<QIB")
 _QUERY = struct.Struct("<IIBHH")
@@ -100,8 +100,8 @@ class MariaGtid:
     xid: tuple[bytes, bytes] | None = None
     """An XA transaction's global and branch ids, at its PREPARE and at its end."""
     changes_nothing: bool = False
-    """It is the first phase of an ALTER that another transaction ends,
-    or one that failed (binlog_alter_two_phase).
+    """Whether it is the first phase of an ALTER that another transaction ends, or one that failed
+    (binlog_alter_two_phase).
     """
 
     @classmethod
@@ -123,12 +123,12 @@ class MariaGtid:
 
     @property
     def is_standalone(self) -> bool:
-        """Whether one event follows that commits by itself (a DDL), and no XID."""
+        """Whether exactly one event follows, which commits by itself (a DDL), without an XID."""
         return bool(self.flags & MARIADB_STANDALONE)
 
     @property
     def is_prepared(self) -> bool:
-        """Whether its rows are of an XA PREPARE: they count only once `XA COMMIT` follows."""
+        """Whether its rows are of an XA PREPARE: they count only if `XA COMMIT` follows."""
         return bool(self.flags & MARIADB_PREPARED_XA)
 
     def __str__(self) -> str:
@@ -145,8 +145,8 @@ class MysqlGtid:
     gno: int
     tag: str = ""
     committed_us: int = 0
-    """When the server that ran it committed it, in µs since the Unix epoch:
-    the same on all replicas; 0: not told.
+    """The commit time on the original server, in µs since the Unix epoch, the same on all replicas;
+    0: the log does not have it.
     """
 
     @classmethod

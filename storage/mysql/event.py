@@ -180,7 +180,7 @@ class Events:
         return np.flatnonzero(self.types == kind)
 
     def body(self, number: int) -> bytes:
-        """What follows the header of one event."""
+        """Return the bytes behind the header of one event."""
         return self.data.u8s[self.begin[number] + HEADER_BYTES : self.end[number]].tobytes()
 
     def header(self, number: int) -> bytes:
@@ -271,8 +271,8 @@ def check_events(events: Events) -> None:
 
 
 def _in_use(event: memoryview) -> bool:
-    """Whether only the mark of a file in use was set in its FORMAT_DESCRIPTION after the CRC32 was
-    computed.
+    """Whether only the in-use flag of the FORMAT_DESCRIPTION was set after its CRC32
+    was computed.
     """
     plain = bytearray(event)
     plain[_FLAGS_AT] &= ~_IN_USE

@@ -31,7 +31,9 @@ Source: TypeAlias = tuple[uuid.UUID, str]
 
 @dataclass(frozen=True, slots=True)
 class MariaGtidSet:
-    """For each replication domain (server, seq) of the last transaction read."""
+    """MariaDB's set of GTIDs: for each replication domain the (server, seq) of the last transaction
+    read.
+    """
 
     positions: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -77,7 +79,9 @@ class MariaGtidSet:
 
 @dataclass(frozen=True, slots=True)
 class MysqlGtidSet:
-    """For each source the inclusive intervals read, ascending, with gaps between them."""
+    """MySQL's set of GTIDs: for each source the inclusive intervals read, ascending and with gaps
+    between them.
+    """
 
     intervals: Mapping[Source, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
@@ -138,7 +142,7 @@ class MysqlGtidSet:
         return MysqlGtidSet({**self.intervals, (server, tag): _merged([*mine, (first, gno)])})
 
     def contains(self, other: "MysqlGtidSet") -> bool:
-        """Whether it holds each transaction of `other`."""
+        """Whether it contains each transaction of `other`."""
         return all(
             any(low <= first and last <= high for low, high in self.intervals.get(source, ()))
             for source, intervals in other.intervals.items()
@@ -150,8 +154,8 @@ class MysqlGtidSet:
         return any(first <= gno <= last for first, last in self.intervals.get((server, tag), ()))
 
     def encode(self) -> bytes:
-        """As COM_BINLOG_DUMP_GTID sends it; with tags in the form of MySQL 8.3,
-        which older servers do not read.
+        """Encode the set for COM_BINLOG_DUMP_GTID; with tags in the format of MySQL 8.3, which
+        older servers do not read.
 
         untagged   sources u64, (uuid, intervals)*
         tagged     1 u8, sources u48, 1 u8, (uuid, size of tag varied, tag, intervals)*

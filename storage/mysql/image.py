@@ -43,8 +43,8 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the images of a table lie: for each column (fixed size or 0,
-    bytes of the length or 0, nullable).
+    """The layout of a table's row images: for each column (fixed size or 0, bytes of the length or
+    0, nullable).
     """
 
     columns: tuple[tuple[int, int, bool], ...]
@@ -69,7 +69,7 @@ class Shape:
         return self._walk(data, at, places, max(places, default=-1) + 1)[1]
 
     def ends(self, data: Bytes, at: Offsets) -> Offsets:
-        """Where the images that begin at `at` end."""
+        """Return where the images that begin at `at` end."""
         return self._walk(data, at, (), len(self.columns))[0]
 
     def _walk(
@@ -99,7 +99,7 @@ class Shape:
         return at + ahead, cells
 
     def step(self, data: memoryview, at: int) -> int:
-        """Where the one image that begins at `at` ends.
+        """Return where the one image that begins at `at` ends.
 
         Raises:
             IndexError: it reaches beyond the end of `data`.
@@ -145,7 +145,7 @@ class Nulls:
         self._bytes: dict[int, tuple[np.ndarray, int]] = {}
 
     def of(self, place: int) -> Mask | None:
-        """In which rows the column is null; None if in none."""
+        """Return the rows in which the column is null; None: in none."""
         number = place >> 3
         if number not in self._bytes:
             flags = self._data.u8(self._at + number)
@@ -162,11 +162,11 @@ class KeyColumn:
     place: int
     size: int
     pad: bytes
-    """What may fill a value's end without meaning; empty for all but CHAR and BINARY."""
+    """Padding that may end a value without meaning; empty for all but CHAR and BINARY."""
 
     @classmethod
     def of(cls, place: int, column: Column) -> "KeyColumn":
-        """How the column stands in a key."""
+        """Return the form of the column in a key."""
         pad = pad_of(column.charset) if column.type is Type.STRING else b""
         return cls(place, fixed_bytes(column.type, column.meta) or 0, pad)
 
@@ -227,7 +227,7 @@ def sized(piece: pa.Array) -> pa.Array:
 
 
 def without_pad(data: Bytes, begin: Offsets, end: Offsets, pad: bytes) -> Offsets:
-    """Where the values end if nothing pads them."""
+    """Return the ends of the values without their padding."""
     width, pad_number = len(pad), int.from_bytes(pad, "little")
     end = end.copy()
     padded = np.arange(len(end)) if width else np.zeros(0, np.int64)

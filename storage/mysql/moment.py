@@ -202,7 +202,9 @@ def _array(
 
 
 def _written(column: Column, packed: Packed, cells: Cells) -> pa.Array:
-    """As the server prints them in UTC; each distinct moment is written once."""
+    """Format the values as the server prints them in UTC; each distinct moment is
+    formatted once.
+    """
     distinct, places = np.unique(packed, return_inverse=True)
     texts = moment_texts(distinct.tolist(), column.meta, is_date=column.type is Type.DATE)
     return pa.array(texts, pa.string()).take(masked(places, cells))

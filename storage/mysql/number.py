@@ -28,12 +28,14 @@ _WORDS_OF_128_BITS = 4
 
 
 def integer_type(column: Column) -> pa.DataType:
-    """What Spark reads of an integer column: unsigned ones are a size wider."""
+    """Return the Arrow type of an integer column: unsigned columns get the next wider type, since
+    Spark has only signed ones.
+    """
     return (_UNSIGNED if column.unsigned else _SIGNED)[INTEGER_BYTES[column.type]]
 
 
 def decimal_type(column: Column) -> pa.DataType:
-    """What Spark reads of a DECIMAL column."""
+    """Return the Arrow type of a DECIMAL column."""
     precision, scale = column.meta >> 8, column.meta & 0xFF
     return pa.decimal128(precision, scale) if precision <= DECIMAL_DIGITS_MAX else pa.string()
 

@@ -32,9 +32,9 @@ from storage.mysql.table_map import ID_BYTES, TableMap
 WAVE_ROWS_MIN: Final = 24
 """Below this many events that go on, images are cheaper found one by one."""
 IDS_MAX: Final = 4096
-"""How many of a server's numbers are remembered: far more than one statement has tables."""
+"""How many table numbers of a server are remembered: far more than one statement has tables."""
 SHAPES_MAX: Final = 16_384
-"""How many tables, as a log has described them, are remembered; one takes some kilobytes."""
+"""How many table maps are remembered; one takes some kilobytes."""
 _TOO_LONG = (
     "a row image reaches beyond the end of its event: the event, or the TABLE_MAP before it, is "
     "damaged"
@@ -84,9 +84,9 @@ class TableMaps:
     def __init__(self, *, mariadb: bool) -> None:
         self._mariadb = mariadb
         self._tables: dict[int, tuple[bytes, TableMap]] = {}
-        """By number, the one told of last at the end: the body of its event, and what it says."""
+        """The table maps by number, the newest last: the event's body, and its parsed form."""
         self._parsed: dict[bytes, TableMap] = {}
-        """By body without the number."""
+        """The parsed table maps by event body without the number."""
 
     def clear(self) -> None:
         """Drop all numbers: another log begins (FORMAT_DESCRIPTION, a real ROTATE)."""
@@ -193,7 +193,7 @@ def _joined(groups: list[TableRows]) -> list[TableRows]:
 def find_images(
     events: Events, rows: TableRows, shape: Shape, *, wave_rows_min: int = WAVE_ROWS_MIN
 ) -> Images:
-    """Where the images of these row events lie.
+    """Return where the images of these row events lie.
 
     Raises:
         RowImageError: an event does not hold all columns.
@@ -252,7 +252,9 @@ def _of_event(
 
 
 def _first_images(events: Events, rows: TableRows) -> Offsets:
-    """Where the first image of each event begins; each must hold all columns of the table."""
+    """Return where the first image of each event begins; each image must have all columns of the
+    table.
+    """
     data, columns = events.data, len(rows.table.columns)
     at = events.begin[rows.numbers] + (HEADER_BYTES + _V1_HEAD_BYTES)
     types = events.types[rows.numbers]

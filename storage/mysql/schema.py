@@ -97,21 +97,19 @@ _READ = frozenset(Type) - {Type.NEWDATE, Type.BLOB_COMPRESSED, Type.VARCHAR_COMP
 
 
 def fraction_bytes(digits: int) -> int:
-    """How many bytes hold that many digits of a second's fraction."""
+    """Return how many bytes hold so many digits of a second's fraction."""
     return (digits + 1) // 2
 
 
 def decimal_bytes(precision: int, scale: int) -> int:
-    """How many bytes a DECIMAL(precision, scale) takes."""
+    """Return the size of a DECIMAL(precision, scale) in bytes."""
     whole = precision - scale
     groups = whole // _GROUP_DIGITS + scale // _GROUP_DIGITS
     return 4 * groups + _DIGITS_BYTES[whole % _GROUP_DIGITS] + _DIGITS_BYTES[scale % _GROUP_DIGITS]
 
 
 def fixed_bytes(kind: Type, meta: int) -> int | None:
-    """How many bytes each value of the type takes in a row image;
-    None where each value has its own length.
-    """
+    """Return the size of the type's values in a row image; None: each value has its own length."""
     if kind in FIXED_BYTES:
         return FIXED_BYTES[kind]
     if kind in _WHOLE_BYTES:
@@ -124,7 +122,7 @@ def fixed_bytes(kind: Type, meta: int) -> int | None:
 
 
 def length_bytes(kind: Type, meta: int) -> int:
-    """How many bytes hold the length of a value of a type without fixed size."""
+    """Return how many bytes hold the length of a value of a type without fixed size."""
     if kind in LENGTH_FIRST:
         return meta
     return 1 if meta < 256 else 2
@@ -144,8 +142,8 @@ class Column:
     elems: tuple[str, ...] = ()
     """The names of an ENUM's or SET's members."""
     held: str | int | float | None = field(default=None, compare=False)
-    """What rows hold that are older than the column, as JSON (`sink.mounter`); None: null,
-    or not known.
+    """The value as JSON of rows that are older than the column (`sink.mounter`); None: null, or not
+    known.
     """
     id: int = field(default=0, compare=False)
     """Its identity within the table: it stays through renames and changes of type,
@@ -155,8 +153,8 @@ class Column:
     """The expression of a generated column."""
     auto_increment: bool = field(default=False, compare=False)
     as_text: bool = field(default=False, compare=False)
-    """Whether a DATE, DATETIME or TIMESTAMP is delivered as text,
-    so that dates which no calendar has stay values.
+    """Whether a DATE, DATETIME or TIMESTAMP is delivered as text, so that dates that no calendar
+    has stay values.
     """
 
     @property
@@ -189,13 +187,13 @@ class Table:
     name: str
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...]
-    """What identifies a row: the columns of the primary key,
-    or of another unique key over NOT NULL columns.
+    """The columns that identify a row: those of the primary key, or of another unique key over NOT
+    NULL columns.
     """
     next_column_id: int = 0
     """The id of the next column that is added; 0: one more than the greatest there is."""
     collation: int = 0
-    """That of text columns that name none; 0: not known."""
+    """The collation of text columns that name none; 0: not known."""
     indexes: tuple[Index, ...] | None = None
     """All its keys; None: not known."""
 

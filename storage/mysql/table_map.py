@@ -125,7 +125,7 @@ class TableMap:
 
     @cached_property
     def is_full(self) -> bool:
-        """Whether the log tells all it can (binlog_row_metadata=FULL)."""
+        """Whether the log has all metadata of the table (binlog_row_metadata=FULL)."""
         return not self.refusal and all(column.name for column in self.columns)
 
     def check_readable(self) -> None:
@@ -183,7 +183,7 @@ def _column(code: int, metas: Reader, table: str) -> Column:
 
 
 def _is_possible(kind: Type, meta: int) -> bool:
-    """Whether rows can be read with it; `storage.mysql.schema` says what it means."""
+    """Whether rows can be read with it; see `storage.mysql.schema`."""
     if kind is Type.NEWDECIMAL:
         return (meta & 0xFF) <= meta >> 8 <= _DECIMAL_DIGITS_MAX and meta >> 8 > 0
     least, most = _META_BOUNDS.get(kind, (0, meta))
@@ -191,8 +191,8 @@ def _is_possible(kind: Type, meta: int) -> bool:
 
 
 def _string(code: int, size: int) -> tuple[Type, int]:
-    """What hides behind STRING: ENUM, SET, or a CHAR whose size has two more bits among those of
-    its type.
+    """Return the actual type behind STRING: ENUM, SET, or a CHAR, whose size has two more bits
+    among those of the type.
     """
     # The size of a CHAR may take ten bits. The upper two stand inverted in bits that are set in all
     # types behind STRING.

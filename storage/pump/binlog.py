@@ -52,14 +52,12 @@ class Binlog(NamedTuple):
 
     @property
     def is_fake(self) -> bool:
-        """Whether it is a Pump's own heartbeat: a rollback at start_ts == commit_ts."""
+        """Whether it is a Pump's heartbeat: a rollback with start_ts == commit_ts."""
         return self.kind == Kind.ROLLBACK and self.start_ts == self.commit_ts > 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether it carries no transaction: a client's liveness probe;
-        such a binlog is not stored.
-        """
+        """Whether it carries no transaction: a client's liveness probe, which is not stored."""
         return self.start_ts == self.commit_ts == 0
 
     @property
@@ -122,8 +120,8 @@ def join(commit: bytes, prewrite: bytes) -> bytes:
 
 
 def _rows_start(payload: bytes) -> int | None:
-    """Where prewrite_value begins if it is the last field, and all others stand before it; the end
-    of a binlog without one; None: the fields are others, or in another order.
+    """Return where prewrite_value begins if it is the last field and all others stand before it;
+    the end of a binlog that has none; None: the binlog has other fields, or another order.
     """
     size = len(payload)
     numbers = _NUMBERS.match(payload)

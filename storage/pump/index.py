@@ -149,8 +149,8 @@ class Index:
         return commits
 
     def find(self, ts: int) -> Pointer | None:
-        """Where the commit with commit_ts `ts` is, else the prewrite with start_ts `ts`;
-        None: neither is known.
+        """Return the place of the commit with commit_ts `ts`, else of the prewrite with start_ts
+        `ts`; None: there is neither.
         """
         for _, value in self.kv.scan(commit_key(ts, 0), commit_key(ts + 1, 0)):
             return Pointer(*_POINTER.unpack(value))

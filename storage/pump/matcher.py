@@ -64,7 +64,7 @@ class Matcher(Generic[P]):
         ]
 
     def waits(self, start_ts: int) -> bool:
-        """Whether the prewrite of `start_ts` is known and has no outcome."""
+        """Whether the prewrite of `start_ts` is known and its outcome is not."""
         return start_ts in self._waiting
 
     def prewrite(self, start_ts: int, position: P) -> int | None:

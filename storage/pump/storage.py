@@ -136,7 +136,7 @@ class PumpStorage:
 
     @property
     def all_matched(self) -> bool:
-        """Whether no prewrite waits for its outcome."""
+        """Whether every prewrite has its outcome."""
         return self._index.waiting == 0
 
     @property

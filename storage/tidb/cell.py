@@ -76,7 +76,7 @@ _OTHERS = {
 }
 _SIGN_BIT = np.uint64(1 << 63)
 _WORD_DIGITS: Final = 18
-"""Of a DECIMAL that 64 bits hold."""
+"""The greatest precision of a DECIMAL that 64 bits hold."""
 _SHAPE_BYTES = 2
 _POSITIVE = np.uint8(0x80)
 _EXACT: Final = Context(prec=200)
@@ -178,7 +178,7 @@ def of_integer(column: Column, number: int) -> Value:
 
 
 def bit_bytes(column: Column) -> int:
-    """How many bytes a value of a BIT column has."""
+    """Return how many bytes a value of a BIT column has."""
     return (column.flen + 7) // 8
 
 
@@ -215,7 +215,7 @@ def _set_names(column: Column, number: int) -> str:
 
 
 def parse_default(column: Column) -> Value:
-    """What rows older than the column hold: its `origin_default` as a value.
+    """Return the value of rows that are older than the column: its parsed `origin_default`.
 
     Raises:
         InvalidError: the schema's text is not a value of the column's type.
@@ -276,7 +276,7 @@ def arrow_type(column: Column) -> pa.DataType:
 
 
 def arrow_value(column: Column, value: Value) -> Any:
-    """What `pa.array(..., arrow_type(column))` takes for `value`."""
+    """Return the value in the form that `pa.array(..., arrow_type(column))` takes."""
     if isinstance(value, CoreTime):
         return _moment(column, value)
     if column.type is Type.TIME and isinstance(value, int):

@@ -89,7 +89,7 @@ class ColumnDocument(msgspec.Struct, frozen=True):
 
     @property
     def is_shown(self) -> bool:
-        """Whether readers may see values of it."""
+        """Whether readers may see its values."""
         is_virtual = self.generated_expr_string and not self.generated_stored
         return self.state == PUBLIC and not self.hidden and not is_virtual
 
@@ -127,14 +127,14 @@ class PartitionDocument(msgspec.Struct, frozen=True):
 
 
 class RemovedDocument(msgspec.Struct, frozen=True):
-    """What `storage.tidb.schema_history.REMOVED` says."""
+    """The content of `storage.tidb.schema_history.REMOVED`."""
 
     ts: Ts
     partition_ids: tuple[Id, ...]
 
 
 class ModifiedDocument(msgspec.Struct, frozen=True):
-    """What `storage.tidb.schema_history.MODIFIED` says."""
+    """The content of `storage.tidb.schema_history.MODIFIED`."""
 
     ts: Ts
     alone: bool
@@ -142,7 +142,7 @@ class ModifiedDocument(msgspec.Struct, frozen=True):
 
 
 class RereadDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `server.puller.tidb.table.Reread` says."""
+    """The content of `server.puller.tidb.table.Reread`."""
 
     ts: Ts
     emptied: bool

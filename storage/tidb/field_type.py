@@ -67,8 +67,8 @@ TEXTS = frozenset(
 DATES = frozenset({Type.DATE, Type.DATETIME, Type.TIMESTAMP})
 NULL_DATES: Final = "null"
 SHOWN_DATES: Final = (NULL_DATES, "key-text", "text")
-"""How a changefeed shows dates that no calendar has. null: as null, but one in a key stops the
-changefeed; key-text: columns of dates in keys are text; text: all columns of dates are text.
+"""The presentations of dates that no calendar has. null: as null, but one in a key stops the
+changefeed; key-text: date columns of keys are text; text: all date columns are text.
 """
 ZERO_DATES: Final = "tidemark_zero_dates"
 """The member that Tidemark adds to a table's JSON: which of its columns of dates are text
@@ -77,8 +77,7 @@ ZERO_DATES: Final = "tidemark_zero_dates"
 
 
 def dates_as_text(setting: Any, *, in_key: bool) -> bool:
-    """Whether a DATE, DATETIME or TIMESTAMP is text,
-    so that it can hold 0000-00-00 and 2024-02-31.
+    """Whether a DATE, DATETIME or TIMESTAMP is text, so that it can hold 0000-00-00 and 2024-02-31.
 
     `setting` is one of `SHOWN_DATES`, or None for the first.
     """

@@ -69,7 +69,7 @@ def decode_json(data: bytes) -> str:
 
 
 def json_size(data: bytes, offset: int = 0) -> int:
-    """How many bytes the value at `offset` takes, its type byte included.
+    """Return the size in bytes of the value at `offset`, its type byte included.
 
     Raises:
         CorruptError: there is no value.

@@ -181,7 +181,7 @@ def encode_decimal(value: Decimal, precision: int, scale: int) -> bytes:
 
 
 def decimal_size(data: bytes, offset: int = 0) -> int:
-    """How many bytes the value at `offset` takes.
+    """Return the size in bytes of the value at `offset`.
 
     Raises:
         CorruptError: there is no precision and scale.

@@ -302,8 +302,8 @@ def encode_rows(pairs: Pairs, leave_out: Collection[int] = ()) -> pa.Array:
 
 
 class _Cells:
-    """Where each cell lies in `source`: the rows' own bytes,
-    followed by eight bytes for each number.
+    """The place of each cell in `source`: the rows' own bytes, followed by eight bytes for each
+    number.
     """
 
     def __init__(self, pairs: Pairs, valued: Mask) -> None:

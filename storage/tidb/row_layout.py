@@ -1,4 +1,4 @@
-"""Where the cells of one column lie in a batch of rows: many rows of format v2 taken apart at once.
+"""The places of one column's cells in a batch of rows: parses many rows of format v2 at once.
 
 Rows with equally many NULL and other columns form a layout: their offsets stand at the same places.
 Mostly they list the same column ids, too, which are then read once. A column costs a few gathers
@@ -35,7 +35,7 @@ class Cells:
 
     @property
     def unknown(self) -> Mask:
-        """Where the column is missing, or the whole row."""
+        """Return the rows without the column, and those without any value."""
         unknown: Mask = self.missing | ~self.rows.valid
         return unknown
 
@@ -181,7 +181,7 @@ def _put(offsets: Offsets, at: Offsets, new: Offsets) -> Offsets:
 
 
 def _end(rows: BinaryColumn, layout: _Layout, at: Offsets, number: Offsets | int) -> Offsets:
-    """Where the cell with that place ends, counted from the row's first cell."""
+    """Return where the cell of that number ends, counted from the row's first cell."""
     ends = rows.begin[at] + layout.ends_at
     if layout.large:
         return rows.u32(ends + 4 * number).astype(np.int64)

@@ -44,15 +44,15 @@ class Column:
     elems: tuple[str, ...] = ()
     """The names of an ENUM's or SET's members."""
     origin_default: str | bytes | None = None
-    """What rows written before the column was added hold; a BIT's are bytes."""
+    """The value of rows written before the column was added; a BIT's are bytes."""
     default: str | bytes | None = None
     generated: str = ""
     generated_stored: bool = False
     hidden: bool = False
     state: int = PUBLIC
     as_text: bool = False
-    """Whether a DATE, DATETIME or TIMESTAMP is delivered as text,
-    so that dates which no calendar has stay values.
+    """Whether a DATE, DATETIME or TIMESTAMP is delivered as text, so that dates that no calendar
+    has stay values.
     """
 
     @classmethod
@@ -74,7 +74,7 @@ class Column:
 
     @property
     def unsigned(self) -> bool:
-        """Whether the type is UNSIGNED (what is stored: `stores_signed`)."""
+        """Whether the type is UNSIGNED; for the stored form see `stores_signed`."""
         return Flag.UNSIGNED in self.flags
 
     @property
@@ -89,7 +89,7 @@ class Column:
 
     @property
     def is_stored(self) -> bool:
-        """Whether rows hold the column and readers may see it."""
+        """Whether rows have the column and readers may see it."""
         return (
             self.state == PUBLIC
             and not self.hidden
@@ -196,7 +196,7 @@ class TableInfo:
     """A view, as a sequence, has no rows: its columns are not read."""
     is_sequence: bool = False
     deletes_softly: bool = False
-    """Whether a DELETE leaves the row there, with the time of it in a column."""
+    """Whether a DELETE keeps the row and sets a column to the time of the deletion."""
 
     @cached_property
     def stored_columns(self) -> tuple[Column, ...]:
@@ -222,13 +222,13 @@ class TableInfo:
 
     @property
     def handle_is_whole(self) -> bool:
-        """Whether the clustered primary key indexes no column by a prefix only."""
+        """Whether the clustered primary key has no column that is indexed by a prefix only."""
         return self._primary is not None and self._primary.whole
 
     @cached_property
     def key_columns(self) -> tuple[Column, ...]:
-        """What identifies a row: the primary key, else the first unique key over NOT NULL columns,
-        else nothing.
+        """Return the columns that identify a row: the primary key, else the first unique key over
+        NOT NULL columns, else none.
         """
         if self.handle_column:
             return (self.handle_column,)

@@ -93,7 +93,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one job did."""
+    """The effect of one job."""
 
     commit_ts: int
     query: str
@@ -218,7 +218,9 @@ class SchemaHistory:
         return _MOVES.get(job.action, "")
 
     def _concerned(self, job: Job) -> tuple[Table, ...]:
-        """What a job that brings no table may be about: its table, or those of its database."""
+        """Return the tables that a job without a table may be about: its own, or those of its
+        database.
+        """
         table = self._tables.get(job.table_id)
         if table is not None:
             return (table,)
@@ -310,7 +312,7 @@ def _modified(job: Job, commit_ts: int) -> dict[str, Any]:
 
 
 def _is_normal(table: Table) -> bool:
-    """Whether users may write to it (model.TableModeNormal)."""
+    """Whether users may write to the table (model.TableModeNormal)."""
     return not table.info.get("mode")
 
 

@@ -172,7 +172,7 @@ def pack_micros(micros: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
 
 
 def moment_texts(packed: Iterable[int], digits: int, *, is_date: bool) -> list[str]:
-    """As MySQL prints them, dates that no calendar has, too."""
+    """Return the texts that MySQL prints, also of dates that no calendar has."""
     moments = map(CoreTime.unpack, packed)
     return [moment.date_text() if is_date else moment.text(digits) for moment in moments]
 

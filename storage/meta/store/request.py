@@ -80,7 +80,7 @@ def check_txn(request: rpc_pb2.TxnRequest) -> None:
 
 
 def _puts(branch: Iterable[rpc_pb2.RequestOp]) -> bool:
-    """Whether any operation puts something, which a full database refuses."""
+    """Whether any operation is a put, which a full database refuses."""
     return any(
         op.HasField("request_put") or (op.HasField("request_txn") and txn_writes(op.request_txn))
         for op in branch

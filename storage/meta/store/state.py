@@ -199,8 +199,8 @@ class State:
         return self.revision
 
     def _evaluate(self, request: rpc_pb2.TxnRequest) -> _Outcomes:
-        """Whether the conditions of a transaction hold,
-        then those of the ones in the taken branch, depth first.
+        """Evaluate the conditions of a transaction and then, depth first, those of the transactions
+        in the chosen branch.
         """
         succeeded = all(
             compare_holds(test, self._matching(test.key, test.range_end))

@@ -95,7 +95,7 @@ class _Watch:
     added_at: int
     """The durable revision when it was added: it is notified of all that is newer."""
     idle: bool = field(default=False)
-    """Nothing was sent since the last tick."""
+    """Whether nothing was sent since the last tick."""
 
     def matches(self, event: kv_pb2.Event) -> bool:
         dropped = (

@@ -295,8 +295,8 @@ class FlightRows:
 
 
 class NoWaiting:
-    """Implements `server.capture.flight.Waiting`, whose calls wait in threads: here nobody waits,
-    and readers ask again.
+    """Implements `server.capture.flight.FlightWaits`, whose calls wait in threads: here nobody
+    waits, and readers ask again.
     """
 
     def close(self) -> None:
