@@ -50,9 +50,9 @@ class DaemonSettings:
     http_addr: str
     security: SecurityConfig | None = None
     access_file: str = ""
-    """Of a daemon whose clients have roles: the HTTP port's routes ask for them, too."""
+    """The access file of a daemon whose clients have roles; the HTTP routes check it, too."""
     follow_parent: bool = False
-    """Whether it ends when its parent's end closes its standard input."""
+    """Whether the daemon ends when its standard input closes, as it does when its parent ends."""
 
 
 @dataclass(frozen=True, slots=True)

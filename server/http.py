@@ -51,7 +51,7 @@ from storage.model.errors import TidemarkError, UnavailableError
 
 MAX_CONNECTIONS = 64
 MAX_CONNECTIONS_PER_ADDRESS = MAX_CONNECTIONS // 2
-"""So that no host alone keeps probes and scrapes out."""
+"""Half of all connections, so that one host alone cannot keep probes and scrapes out."""
 MAX_BODY_BYTES = 64 << 10
 MAX_REQUEST_BYTES = 128 << 10
 REQUEST_SECONDS = 10.0
@@ -123,7 +123,7 @@ class _Port:
     routes: Routes
     tls: ListenerTls | None
     demands_certificate: bool
-    """For routes; what is built in is answered to everybody."""
+    """Whether routes require a client certificate; probes and metrics never do."""
     allowed: AllowedNames
     access: Access
 
@@ -141,7 +141,7 @@ class _Port:
         return None
 
     def client(self, connection: socket.socket, authorization: Sequence[str]) -> tuple[Client, str]:
-        """Who asks for a route, and the name by which the audit log has it.
+        """Return the client that calls a route, and its name for the audit log.
 
         Raises:
             UnauthorizedError, UnauthenticatedError: nobody for whom there are routes.

@@ -32,7 +32,7 @@ _LOGIN = ("WWW-Authenticate", 'Basic realm="Tidemark: any user, a token as passw
 
 
 class PathUnknownError(NotFoundError):
-    """Nothing is served at this path."""
+    """The path is not served."""
 
     code = "ErrPathUnknown"
 

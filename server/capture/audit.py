@@ -1,5 +1,5 @@
-"""What the audit of a changefeed's lake has found,
-as the metadata holds it and as the changefeed shows it. Pure.
+"""The result of auditing a changefeed's lake: its record in the metadata, and its view in
+`changefeed query`. Pure.
 
 The process of the lake's job writes it, a record a table, and removes the record when the lake is
 right again; so does `tidemark cli verify` (docs/design/0030). The owner of the changefeeds shows
@@ -28,7 +28,7 @@ _TABLES_SHOWN: Final = 3
 _SPANS_SHOWN: Final = 3
 
 Span = tuple[int | None, int | None]
-"""From the first number on, below the second one; None: without an end."""
+"""A range of keys `[first, second)`; None: unbounded on that side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,11 @@ class Finding:
     mode: str = UPSERT
     """The lake's: what is no `upsert` cannot be repaired in place."""
     column: str = ""
-    """What the ranges are of; empty: the table was compared whole."""
+    """The key column that the ranges divide; empty: the table was compared whole."""
     spans: tuple[Span, ...] = ()
     """The ranges in which rows differ; the first of them."""
     ranges: int = 1
-    """How many there are."""
+    """The number of key ranges of the table."""
 
     def and_before(self, before: "Finding | None") -> "Finding":
         """With the ranges of an earlier finding of the table, if they are of the same column."""
@@ -96,7 +96,9 @@ class Audit:
 
     findings: tuple[Finding, ...] = ()
     on_time: str = ""
-    """When it last had compared all that was due, RFC 3339; empty: never."""
+    """The time at which everything due had been compared for the last time, RFC 3339;
+    empty: never.
+    """
 
 
 def audit_error(info: ChangefeedInfo, audit: Audit) -> RunningError | None:
@@ -119,7 +121,9 @@ def audit_error(info: ChangefeedInfo, audit: Audit) -> RunningError | None:
 
 
 def audit_silence(info: ChangefeedInfo, audit: Audit, now: datetime) -> str:
-    """What to say of an audit that has been behind for its whole period; empty: nothing."""
+    """Return the warning for an audit that has been late for its whole period; empty: there is
+    none.
+    """
     if not info.audit_s or info.state is not State.NORMAL:
         return ""
     try:

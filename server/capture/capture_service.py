@@ -22,7 +22,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Blockers:
-    """What holds the changefeeds of this capture back; each processor reports on its tables."""
+    """Lists what holds back the changefeeds that this capture runs; each processor reports on its
+    tables.
+    """
 
     def __init__(self, maintainers: Maintainers) -> None:
         self._maintainers = maintainers
@@ -70,7 +72,9 @@ class CaptureService:
     async def GetBlockers(
         self, request: capturepb.GetBlockersRequest, context: Context
     ) -> capturepb.GetBlockersResponse:
-        """What holds the changefeeds back that this capture runs; none if it does not own them."""
+        """List what holds back the changefeeds that this capture runs; an empty list if it runs
+        none.
+        """
         del context
         return capturepb.GetBlockersResponse(changefeeds=await self._blockers.list(request.limit))
 
@@ -125,9 +129,9 @@ class CaptureService:
 
 
 def _tables_at(feed: Feed, record: CaptureRecord, *, own: bool) -> int:
-    """How many tables of a changefeed a capture has; `own`: it is the owner, which has those that
-    are divided among nobody. A share counts as one table until it has ended: the changefeed would
-    begin anew if the capture was stopped before.
+    """Return how many tables of a changefeed a capture pulls; `own`: it is the owner, which also
+    pulls those that are not divided among captures. A share counts as one table until it has ended,
+    since stopping the capture before that would start the changefeed anew.
     """
     shares = int(feed.processor.has_share_at(record.id))
     if not feed.info.state.is_running:

@@ -67,7 +67,9 @@ def _coordinators(
 
 
 def _status_of(urls: Sequence[str], security: SecurityConfig) -> Mapping[str, Any]:
-    """What the coordinator behind the first URL that answers says of itself; else nothing."""
+    """Return the status of the first coordinator that answers, by its own HTTP API; empty if none
+    does.
+    """
     for url in urls:
         with suppress(OSError, ValueError, HTTPException):
             context = _https(security) if url.startswith("https:") else None
@@ -131,7 +133,7 @@ def _gc_worker(leader: Leader) -> Row:
 
 
 def _time(seconds: float) -> str:
-    """As the page reads it; empty for 0, which says that it is not known."""
+    """Format a time for the page; empty for 0, an unknown time."""
     with suppress(OSError, ValueError, OverflowError, TypeError):
         return datetime.fromtimestamp(seconds, UTC).isoformat() if seconds else ""
     return ""

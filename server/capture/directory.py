@@ -75,17 +75,17 @@ def _identity(path: Path) -> str:
 
 
 def control_socket(directory: Path, number: int) -> str:
-    """Where a worker listens for its capture's calls."""
+    """The socket on which a worker listens for calls of its capture."""
     return f"unix:{directory}/run/{number}.control"
 
 
 def flight_socket(directory: Path, number: int) -> str:
-    """Where a worker hands out rows to its capture."""
+    """The socket on which a worker serves rows to its capture."""
     return f"unix:{directory}/run/{number}.flight"
 
 
 def sorter_directory(directory: Path, number: int) -> Path:
-    """Where a worker keeps its sorted rows, by changefeed."""
+    """The directory of a worker's sorted rows, with a subdirectory for each changefeed."""
     return directory / "sorter" / f"worker-{number}"
 
 

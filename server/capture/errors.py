@@ -1,4 +1,4 @@
-"""What can go wrong with a changefeed; names as TiCDC's where it has one."""
+"""Errors of changefeeds; named as TiCDC's where TiCDC has the same one."""
 
 from server.changefeed.info import ChangefeedIdInvalidError, SinkUriError
 from server.changefeed.source import SourceUriError

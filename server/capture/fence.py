@@ -1,4 +1,5 @@
-"""What lets a capture write for changefeeds: a key in the metadata that only one capture holds.
+"""The fence under which a capture writes changefeeds: a key in the metadata that one capture holds
+at a time.
 
 Every write compares the key, in the metadata's server, with the one that this capture created. So a
 capture that lost it and does not know that yet (it hung, or was cut off) changes nothing: neither
@@ -147,7 +148,9 @@ class FencedMeta:
                 self._fence.doubt()
 
     async def _holds(self, fence: Compare) -> bool:
-        """Whether it was a comparison of the caller that failed."""
+        """Whether the transaction failed because of the caller's own comparison, not because the
+        fence was lost.
+        """
         return (await self._meta.txn([fence], ())).succeeded
 
     async def write_all(self, ops: Sequence[Op]) -> int:

@@ -1,4 +1,5 @@
-"""What the lake job of a changefeed last reported, and which state the changefeed shows for it.
+"""The last report of a changefeed's lake job, and the state that the changefeed shows because of
+it.
 
 Pure.
 
@@ -41,7 +42,9 @@ class JobReport:
     time: str
     received_s: float
     failed_since: str = ""
-    """When the first of successive reports of `failed` came, as `time`; empty if it is none."""
+    """The time of the first of successive reports of `failed`, as in `time`; empty: the last report
+    was not `failed`.
+    """
 
     def state(self, now_s: float) -> str:
         """One of `JOB_STATES`."""
@@ -125,8 +128,8 @@ def shown_state(
 
 
 def failed_for_s(info: ChangefeedInfo, job: JobReport | None, now: datetime) -> float:
-    """For how long the changefeed's job has given up; 0 if it has not,
-    or the clock was set back.
+    """Return the number of seconds since the changefeed's job gave up; 0 if it has not, or if the
+    clock was set back.
     """
     if job is None or not failed_by_job(info, job):
         return 0.0
@@ -139,5 +142,5 @@ def failed_for_s(info: ChangefeedInfo, job: JobReport | None, now: datetime) -> 
 
 
 def failed_by_job(info: ChangefeedInfo, job: JobReport | None) -> bool:
-    """Whether the changefeed runs, but its job has given up."""
+    """Whether the changefeed runs but its job has given up."""
     return info.state.is_running and job is not None and job.report.state == FAILED

@@ -29,7 +29,7 @@ from storage.tasks import wait_at_most
 _LOOK_EVERY_S = 0.5
 
 MakeChangefeeds: TypeAlias = Callable[[Fence, str], Changefeeds]
-"""Of a maintainer's fence, and the changefeed's id."""
+"""Builds the changefeeds of a maintainer from its fence and the changefeed's id."""
 
 _log = structlog.get_logger(__name__)
 
@@ -66,7 +66,8 @@ class Maintainers:
         return feeds
 
     def home(self, changefeed: str) -> Changefeeds:
-        """Who runs a changefeed here; of one that is not here the owner, which says why.
+        """Return the `Changefeeds` that run a changefeed in this capture; for one that does not run
+        here the owner's, whose error says why.
 
         Callable from any thread.
         """
@@ -76,7 +77,7 @@ class Maintainers:
         return self.owner
 
     def has(self, changefeed: str) -> bool:
-        """Whether it is here; callable from any thread."""
+        """Whether the changefeed runs here; may be called from any thread."""
         return changefeed in self.home(changefeed).feeds
 
     def feed(self, changefeed: str) -> Feed:

@@ -49,7 +49,7 @@ class CaptureRecord:
     flight_address: str
     version: str = f"{CREATOR_VERSION}+{_CONTRACT}"
     started: str = ""
-    """When it began, RFC 3339; empty: an earlier version did not say."""
+    """The time at which it started, RFC 3339; empty for captures of earlier versions."""
 
     @classmethod
     def from_json(cls, value: bytes) -> Self:
@@ -76,7 +76,7 @@ class Member:
     is_owner: bool
     is_draining: bool = False
     maintained: int = 0
-    """How many changefeeds of logs it runs."""
+    """The number of log changefeeds that it runs."""
 
 
 class Membership:
@@ -204,7 +204,7 @@ class Membership:
         )
 
     async def has_maintainer(self, changefeed: str) -> bool:
-        """Whether it is a changefeed of a log, so that it has a maintainer, now or soon."""
+        """Whether the changefeed reads a log, so that a capture maintains it now or will soon."""
         pair = await self._meta.get(keys.info(changefeed))
         if pair is None:
             return False
@@ -273,7 +273,7 @@ class Membership:
             await wait_at_most(self._resigning, _RETRY_S)
 
     async def _is_replaced(self) -> bool:
-        """Whether this capture is drained, and others are there to do its work; False where the
+        """Whether this capture is being drained while other captures can take over; False if the
         metadata does not answer.
         """
         with suppress(UnavailableError):

@@ -1,4 +1,4 @@
-"""What a capture counts, and what it shows of its changefeeds when it is scraped.
+"""Metrics of a capture: counters, and gauges that are computed from its changefeeds at each scrape.
 
 `lags_s` is how far each stage of a changefeed is behind the one before it: upstream, puller,
 sorter, sink, reader. Sorted is what the pullers have promised to the sorter to be complete; the
@@ -86,7 +86,7 @@ _TICDC_STATUS = {
     State.REMOVED: 5,
     State.WARNING: 6,
 }
-"""What TiCDC shows for a state; 1 is pending, which does not occur here."""
+"""TiCDC's number for each state; 1 is pending, which does not occur here."""
 
 
 def lags_s(
@@ -224,7 +224,7 @@ def _jobs(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
 
 
 def _unread(feeds: Iterable[Feed]) -> GaugeMetricFamily:
-    """How long running changefeeds have not been read."""
+    """Measure for how long running changefeeds have not been read."""
     family = GaugeMetricFamily(
         "tidemark_capture_unread_seconds",
         "for how long nobody has asked for the changefeed's rows",
@@ -237,7 +237,7 @@ def _unread(feeds: Iterable[Feed]) -> GaugeMetricFamily:
 
 
 def _readers(feeds: Iterable[Feed]) -> GaugeMetricFamily:
-    """How far the readers that have a name are behind."""
+    """Measure how far named readers are behind."""
     family = GaugeMetricFamily(
         "tidemark_capture_reader_lag_seconds",
         "wall clock minus what a reader that has a name has acknowledged",
@@ -250,7 +250,7 @@ def _readers(feeds: Iterable[Feed]) -> GaugeMetricFamily:
 
 
 def _reader_states(feeds: Iterable[Feed]) -> GaugeMetricFamily:
-    """Whether what the readers have yet to take is kept for them."""
+    """Show whether the history that named readers still need is kept for them."""
     family = GaugeMetricFamily(
         "tidemark_capture_reader_state",
         "1 for the state that a reader with a name is in",
@@ -265,7 +265,7 @@ def _reader_states(feeds: Iterable[Feed]) -> GaugeMetricFamily:
 
 
 def _silences(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
-    """For how long the readers that have a name acknowledge nothing, and for how long they may."""
+    """Measure for how long named readers have acknowledged nothing, and the limit for that."""
     silences = GaugeMetricFamily(
         "tidemark_capture_reader_silent_seconds",
         "for how long a reader that has a name has acknowledged nothing",
@@ -285,7 +285,7 @@ def _silences(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
 
 
 def _histories(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
-    """How much acknowledged history changefeeds keep, where they keep any."""
+    """Measure how much acknowledged history changefeeds keep."""
     seconds = GaugeMetricFamily(
         "tidemark_capture_kept_history_seconds",
         "from the first change that is kept to the checkpoint",

@@ -1,4 +1,5 @@
-"""What runs one changefeed: pullers, sorter and sink, behind one face, wherever they are.
+"""The processor: runs one changefeed's pullers, sorter and sink behind one interface, in this
+process or in others.
 
 The owner, the API and the Flight listener know these protocols only. `server.capture.local` runs
 everything in this process, `server.capture.worker` in several others. Everything a processor holds
@@ -22,14 +23,14 @@ from storage.model.span import Span
 
 
 class Sink(Protocol):
-    """What readers ask of a running changefeed; any thread may ask,
-    and errors are those of `sink.manager`.
+    """The interface for readers of a running changefeed. Methods may be called from any thread, and
+    raise the errors of `sink.manager`.
 
     `span` None means all tables.
     """
 
     def resolved_ts(self, span: Span | None = None) -> int:
-        """How far it can be read."""
+        """Return the ts up to which it can be read."""
         ...
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
@@ -59,8 +60,8 @@ class Sink(Protocol):
         end_ts: int,
         slice_bytes: int | None = None,
     ) -> list[Slice]:
-        """How much `read` of the same ranges will give, about; None: of all tables,
-        in slices of about that size.
+        """Estimate how many rows and bytes `read` of the same ranges will return; None: of all
+        tables, in slices of about that size.
         """
         ...
 
@@ -77,13 +78,13 @@ class Sink(Protocol):
         ...
 
     def keep_above(self, ts: int) -> None:
-        """What is acknowledged is kept above `ts`, which only moves forward, and no more below;
-        for a run whose assignment has a `keep_ts`.
+        """Keep acknowledged rows above `ts` and drop those below. `ts` only moves forward; requires
+        an assignment with a `keep_ts`.
         """
         ...
 
     def kept_ts(self) -> int:
-        """What is committed above it, of whatever table, can be read if it is resolved."""
+        """Return the ts above which rows of all tables can still be read, up to the resolved_ts."""
         ...
 
 
@@ -98,13 +99,13 @@ class ProcessorStats:
     sorter_memory_bytes: int = 0
     sorter_disk_bytes: int = 0
     disk_error: str = ""
-    """What the sorter's disk said when it last refused rows; empty while it takes them."""
+    """The error with which the sorter's disk last refused rows; empty while it takes them."""
     waiting: int = 0
     """Calls that wait until it takes rows."""
     pulled_ts: int = 0
-    """How far all pullers are; 0: not known."""
+    """The lowest ts to which all pullers have read; 0: not known."""
     sorted_ts: int = 0
-    """How far all tables are sorted; 0: not known."""
+    """The ts up to which all tables are sorted; 0: not known."""
 
     def __add__(self, other: "ProcessorStats") -> "ProcessorStats":
         return ProcessorStats(
@@ -125,11 +126,11 @@ def _least_known(one: int, other: int) -> int:
 
 
 class Processor(Protocol):
-    """What runs one changefeed; its pullers and its sink live as long as `run`."""
+    """Runs one changefeed; its pullers and its sink live as long as `run`."""
 
     @property
     def start_ts(self) -> int:
-        """Where `run` begins, and the changefeed's position while it does not run."""
+        """The ts at which `run` begins; the changefeed's position while it does not run."""
         ...
 
     @property
@@ -167,7 +168,7 @@ class Processor(Protocol):
         ...
 
     def traffic(self) -> Mapping[Span, Traffic]:
-        """How much tables change, as far as they do."""
+        """Return how much each changing table changes."""
         ...
 
     def locations(self, span: Span) -> tuple[str, ...]:
@@ -183,13 +184,15 @@ class Processor(Protocol):
         ...
 
     def has_share_at(self, capture: str) -> bool:
-        """Whether another capture than this process has a share of it, that of a capture with this
-        id: also one without tables, until it has ended.
+        """Whether another process than this one has a share of it, run by the capture with this id;
+        a share counts until it has ended, even without tables.
         """
         ...
 
     def moving_to(self, span: Span) -> tuple[str, int]:
-        """Where a table is moving, as `worker_of`, and how far it is there; empty: it is not."""
+        """Return the worker that a table is moving to (as `worker_of`) and how far the table is
+        there; empty: it is not moving.
+        """
         ...
 
     async def move_table(self, span: Span, worker: str) -> None:
@@ -243,8 +246,8 @@ class ProcessorPosition:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a processor is to run: the catalog's tables above `checkpoint_ts`, up to `stop_ts` if
-    it is not 0.
+    """What a processor should run: the catalog's tables above `checkpoint_ts`, up to `stop_ts` if
+    that is not 0.
     """
 
     changefeed: str
@@ -253,12 +256,12 @@ class Assignment:
     checkpoint_ts: int
     stop_ts: int = 0
     target_ts: int = 0
-    """Where the changefeed ends, if it is not 0: it must be possible to stop there."""
+    """The ts at which the changefeed ends, if it is not 0; a cut must be able to end there."""
     keep_ts: int = 0
-    """What is acknowledged is kept above it (`Sink.keep_above`); 0: it is not kept."""
+    """Acknowledged rows above it are kept (`Sink.keep_above`); 0: none are kept."""
     limited: bool = False
-    """Whether somebody else tells how far schema changes are known:
-    no further than the checkpoint at first.
+    """Whether another process limits how far schema changes are known: at first to the
+    checkpoint.
     """
     region_threshold: int = 0
     """Tables with so many regions are split over the workers; 0: none is."""

@@ -50,7 +50,7 @@ class ChangefeedRecord:
 
 
 def changefeed_record(pair: KeyValue, status: bytes | None) -> ChangefeedRecord:
-    """Of a changefeed's two records; `status` is None where it has none."""
+    """Parse a changefeed's two records; `status` is None where there is none."""
     changefeed = pair.key.removeprefix(keys.INFOS).decode()
     info, checkpoint_ts = unreadable_info(changefeed), 0
     try:
@@ -63,7 +63,9 @@ def changefeed_record(pair: KeyValue, status: bytes | None) -> ChangefeedRecord:
 
 
 class Records:
-    """Those of all changefeeds; what may be written says `fence`."""
+    """The records of all changefeeds in the metadata; `fence` decides which of them may
+    be written.
+    """
 
     def __init__(self, meta: Meta, fence: Fence) -> None:
         self.schemas = SchemaRecords(meta, self._write)
@@ -139,7 +141,7 @@ class Records:
         return reports
 
     async def load_readers(self, changefeed: str) -> dict[str, ReaderRecord]:
-        """Up to where each named reader has the changes.
+        """Return the record of each named reader: the ts up to which it has the changes.
 
         Raises:
             CorruptError: a record cannot be read.
@@ -164,8 +166,8 @@ class Records:
         await self._write([Delete(key) if report is None else Put(key, report.to_json())])
 
     async def load_audits(self) -> dict[str, Audit]:
-        """What audits have found, by changefeed; a record that cannot be read is left out:
-        nothing runs by it.
+        """Return the results of audits by changefeed; unreadable records are left out, since
+        nothing depends on them.
         """
         audits: dict[str, Audit] = {}
         for pair in await self._meta.get_prefix(keys.AUDITS):
@@ -320,8 +322,8 @@ class Records:
         await self._write([Delete(keys.info(changefeed)), *_all_but_info(changefeed), released])
 
     async def next_gc_generation(self, changefeed: str) -> int:
-        """By what the service safepoint of a new changefeed is told from that of one of the same id
-        that was removed lately.
+        """Return the number that makes the service safepoint of a new changefeed different from
+        that of a recently removed one of the same id.
         """
         released = await self._meta.get(keys.released(changefeed))
         return 0 if released is None else int(released.value) + 1

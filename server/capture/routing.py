@@ -34,10 +34,12 @@ _LONG_CALLS_S: Final = {"MoveTable": MOVE_S + 15.0}
 them.
 """
 _OF_THIS_OWNER: Final = frozenset({"ResignOwner"})
-"""What is asked of the present owner is not asked of the next one."""
+"""Calls that are meant for the present owner and are not repeated at the next one."""
 _LOCAL_S: Final = 3.0
 _MOVES_S: Final = 15.0
-"""As long as the lease of a capture that died lasts, and some more."""
+"""How long to look for the new runner of a changefeed: a little longer than the lease of a dead
+capture.
+"""
 _LOOK_EVERY_S: Final = 0.05
 _FLIGHT_FIND_S: Final = 2.0
 """Readers ask again: a changefeed on its way to another capture is not waited for here."""
@@ -128,8 +130,8 @@ class Router:
         return owner
 
     async def of_others(self, stub: Stub, method: str, request: Any) -> list[Any]:
-        """What the other captures that run changefeeds answer about their own; one that does not
-        answer is left out.
+        """Ask the other captures about their own changefeeds; captures that do not answer are left
+        out.
         """
         captures = await self._membership.maintaining()
         calls = [
@@ -152,7 +154,7 @@ class Router:
 
 
 def is_local(context: Context) -> bool:
-    """Whether another capture asks about this one's own changefeeds only."""
+    """Whether another capture asks for this capture's own changefeeds only."""
     return _has(context, _LOCAL)
 
 
@@ -180,8 +182,8 @@ class FlightForwarder:
         self._executor = executor
 
     def elsewhere(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
-        """How to ask the capture that runs a changefeed: the action's name and body in, its answer
-        out; None: it is this one, which also answers for changefeeds that there are not.
+        """Return a function that sends an action's name and body to the capture that runs a
+        changefeed; None: it is this capture, which also answers for unknown changefeeds.
 
         Raises:
             NotOwnerError: nobody runs it at this moment.
@@ -243,8 +245,8 @@ class FlightForwarder:
             yield batch
 
     def _asked(self, changefeed: str, peer: PeerCapture, call: Callable[[], T]) -> T:
-        """What a capture answers, as long as it is the one to ask; its refusals come as they were
-        raised there.
+        """Call another capture for as long as it runs the changefeed; its errors are raised here
+        again.
         """
         answering = self._executor.submit(call)
         while True:

@@ -117,7 +117,7 @@ async def _attempt(feed: Feed, safepoints: ChangefeedSafePoints) -> TidemarkErro
 
 
 def _can_pass(error: TidemarkError) -> bool:
-    """Whether it helps to try again: a coordinator may change its leader,
-    and damaged rows can be pulled anew.
+    """Whether trying again can help: the coordinator may get a new leader, and damaged rows can be
+    pulled again.
     """
     return error.kind in _PASSING or isinstance(error, PdRefusedError | TableDamagedError)

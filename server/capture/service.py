@@ -212,7 +212,7 @@ class ChangefeedService:
 
 
 def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
-    """What a request asks for."""
+    """Return the changefeed that a request describes."""
     return NewChangefeed(
         id=request.id,
         sink_uri=request.sink_uri,
@@ -236,7 +236,7 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
 
 
 def changefeed_update(request: pb.UpdateChangefeedRequest) -> ChangefeedUpdate:
-    """What a request changes."""
+    """Return the changes that a request describes."""
     return ChangefeedUpdate(
         sink_uri=request.sink_uri,
         on_unclear_ddl=request.on_unclear_ddl,
@@ -335,7 +335,7 @@ def changefeed_message(feed: Feed, maintainer: str = "") -> pb.Changefeed:
 
 
 def _kept_history(feed: Feed) -> pb.KeptHistory | None:
-    """What readers have acknowledged and can still be read; None: nothing is kept."""
+    """Describe the acknowledged history that can still be read; None: none is kept."""
     if not feed.history.is_kept or feed.processor.sink is None:
         return None
     return pb.KeptHistory(kept_ts=feed.kept_ts, bytes=feed.history.size_bytes)
@@ -349,7 +349,7 @@ def _filter_update(feed: Feed) -> pb.FilterUpdate | None:
 
 
 def _delivery(feed: Feed) -> pb.Delivery:
-    """How many rows readers have taken, and when the last row or DDL was committed."""
+    """Describe how many rows readers have taken, and when the last row or DDL was committed."""
     checkpoint_ts = feed.processor.checkpoint_ts
     ddls = [
         change.commit_ts
@@ -451,7 +451,9 @@ def _lag_ms(ts: int) -> int:
 
 
 def _position(feed: Feed, span: Span, otherwise: int) -> tuple[int, int]:
-    """How far a table is sorted, and acknowledged; `otherwise` while it is coming or going."""
+    """Describe how far a table is sorted and acknowledged; `otherwise` while the table is being
+    opened or closed.
+    """
     sink, start_ts = feed.processor.sink, feed.processor.start_ts
     if sink is None:
         return start_ts, start_ts

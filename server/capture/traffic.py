@@ -1,4 +1,4 @@
-"""How much each table changes, in its upstream's own time: no clock is read here.
+"""The traffic of each table in the time of its upstream; no clock is read here.
 
 A row counts by its commit_ts, not by when it is pulled: a table that is read again from its
 checkpoint, as after a move or a restart, has the traffic that it had before. What is older than a
@@ -94,7 +94,7 @@ class TableTraffic:
 
 
 def weights(tables: int, traffic: Mapping[Span, Traffic]) -> dict[Span, float]:
-    """What those of `tables` tables weigh that do not weigh 1.
+    """Return the weights of the tables among `tables` that do not weigh 1.
 
     Each weighs 1 for being there, and those with traffic together as much again: so tables are
     divided half by their number and half by their bytes. While all together have little traffic,

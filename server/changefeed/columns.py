@@ -73,7 +73,7 @@ class ColumnRules:
 
     texts: Sequence[str] = ()
     zero_dates: str = NULL_DATES
-    """How dates that no calendar has are shown, one of `SHOWN_DATES`."""
+    """The presentation of dates that no calendar has, one of `SHOWN_DATES`."""
     _rules: list[_Rule] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -223,7 +223,7 @@ def _check_names(rule: _Rule, table: SourceTable) -> None:
 
 
 def _names(pattern: _Pattern, column: str) -> bool:
-    """Whether it leaves out just this column, by its name."""
+    """Whether the rule names just this column and leaves it out."""
     return not pattern.takes and pattern.is_exact and bool(pattern.matches.fullmatch(column))
 
 

@@ -20,9 +20,7 @@ GC_HELD_S_MAX: Final = 3600
 """History that one blocker alone may keep, in seconds, before it is worth a look."""
 
 READER_S_MAX: Final = 600
-"""How long a reader that has a name may keep all that follows, in seconds, before it is worth a
-look.
-"""
+"""A named reader that needs history kept for longer than this, in seconds, is reported."""
 
 _HISTORY_GONE: Final = frozenset(
     f"TM:{code}"
@@ -37,14 +35,14 @@ Document = Mapping[str, Any]
 
 
 class Level(IntEnum):
-    """How bad a finding is; the worst one decides the exit status."""
+    """The severity of a finding; the worst one decides the exit status."""
 
     NOTE = 0
     """Worth knowing; nothing is wrong."""
     WARNING = 1
     """Slow, or not as it should be, but rows arrive or soon will."""
     PROBLEM = 2
-    """Nothing goes on until somebody acts."""
+    """Nothing continues until somebody acts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class Finding:
     """Such as `changefeed orders, lake job`."""
     what: str
     do: str = ""
-    """What helps; empty: nothing needs to be done."""
+    """The recommended action; empty: none is needed."""
 
     def document(self) -> dict[str, str]:
         """The finding as a JSON object."""
@@ -82,7 +80,7 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def stages(changefeed: Document, now_ms: int) -> list[Stage]:
-    """How far each stage of a changefeed is, in the order that rows pass them.
+    """Return how far each stage of a changefeed is, in the order that rows pass them.
 
     Args:
         changefeed: what `changefeed query --json` shows.

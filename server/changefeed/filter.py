@@ -93,7 +93,7 @@ class NamePattern(Protocol):
     """One of the two names in a rule; case does not matter."""
 
     def matches(self, name: str) -> bool:
-        """Whether a name of a schema or table fits."""
+        """Whether the pattern matches the name of a schema or table."""
         ...
 
 
@@ -388,7 +388,7 @@ class EventFilter:
 
     @property
     def conditions(self) -> dict[str, str]:
-        """Those that are given, by `sink.row_filter.CONDITIONS`."""
+        """Return the conditions that are set, keyed as in `sink.row_filter.CONDITIONS`."""
         given = {
             "insert": self.ignore_insert_value_expr,
             "update_new": self.ignore_update_new_value_expr,
@@ -442,7 +442,7 @@ def _statement(text: str) -> Regex:
 
 @dataclass(frozen=True)
 class EventFilters:
-    """Those of one changefeed."""
+    """The event filters of one changefeed."""
 
     filters: Sequence[EventFilter] = ()
     _tables: list[TableFilter] = field(init=False, repr=False, compare=False)
@@ -481,7 +481,7 @@ class EventFilters:
 
     @property
     def ignores_ddl(self) -> bool:
-        """Whether a DDL of a table may be ignored that changes its rows."""
+        """Whether the rules may ignore a DDL that changes a table's rows."""
         return any(TRUNCATE_TABLE in each.ddl_events or each.ignore_sql for each in self.filters)
 
     def ignored_truncate(self, record: TableRecord, query: str) -> str | None:
@@ -534,7 +534,7 @@ class EventFilters:
                 )
 
     def about(self, record: TableRecord) -> list[EventFilter]:
-        """Those that match a table."""
+        """Return the filters that match a table."""
         return [
             each
             for each, taking in zip(self.filters, self._tables, strict=True)

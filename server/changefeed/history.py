@@ -28,7 +28,7 @@ class SchemaChange:
     commit_ts: int
     query: str = ""
     tables: tuple[TableRecord, ...] = ()
-    """By table id: before and after a restart in the same order."""
+    """In the order of table ids, so that it is the same after a restart."""
     dropped: tuple[str, ...] = ()
     truncated: tuple[str, ...] = ()
 
@@ -108,8 +108,8 @@ class History:
         return max(needed_ts - 1, min(self.first_ts, needed_ts))
 
     def needed_from(self, checkpoint_ts: int) -> int:
-        """Where the slowest reader may stand: at the checkpoint,
-        or at the change that left no table.
+        """Return the lowest ts at which a reader may stand: the checkpoint, or the change that left
+        no table.
         """
         # Without tables the checkpoint follows the log, whether or not a reader has taken the
         # change that dropped the last one: it must stay known.
@@ -143,7 +143,9 @@ class History:
         return tables
 
     def _has_tables(self, ts: int) -> bool:
-        """Whether any is in force for rows above `ts`; a million are not looked at for that."""
+        """Whether any table is in force for rows above `ts`; returns at the first one, as there may
+        be a million.
+        """
         gone: set[str] = set()
         for change in reversed(self._changes.values()):
             if change.commit_ts > ts:

@@ -54,7 +54,7 @@ class EarlierTables:
         return self._by_id.get(table.span.table_id) or self._by_name.get(table.name)
 
     def gone(self, records: Iterable[TableRecord]) -> list[SourceTable]:
-        """Those that are none of `records` any more, by id and by name."""
+        """Return the tables whose id and name are both absent from `records`."""
         there = {key for each in records for key in (_number(each), each.name)}
         return [
             table
@@ -116,7 +116,7 @@ def _hidden(table: SourceTable, record: TableRecord) -> set[str]:
 
 
 def _shown(table: SourceTable, record: TableRecord) -> set[str]:
-    """Those that they do."""
+    """Return the names of the columns that readers see."""
     return fields(table).keys() - _hidden(table, record)
 
 

@@ -69,12 +69,12 @@ class State(enum.StrEnum):
 
     @property
     def is_running(self) -> bool:
-        """Whether rows are to be pulled."""
+        """Whether its rows should be pulled."""
         return self in (State.NORMAL, State.WARNING)
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing but its removal can follow."""
+        """Whether the state can only be followed by removal."""
         return self in (State.FINISHED, State.REMOVED)
 
 
@@ -114,14 +114,14 @@ class FilterUpdate:
     """
     ts: int
     is_planned: bool = True
-    """Whether tables come and go at `ts`; else another ts is chosen there, as cuts do not end at
-    `ts`: tables are read again.
+    """Whether tables come and go at `ts`; else the changefeed chooses another ts, since cuts cannot
+    end at `ts`: tables are read again there.
     """
     dumps: bool = True
-    """Whether what new tables hold is copied."""
+    """Whether the existing rows of new tables are copied."""
     excludes: bool = True
-    """Whether tables that go are replicated no more already; else they are up to `ts`, since no
-    table would stay: the checkpoint would go on without a reader.
+    """Whether the tables that go are excluded already; else they are replicated up to `ts`, because
+    without any table the checkpoint would advance without a reader.
     """
 
     @classmethod
@@ -142,8 +142,8 @@ class ChangefeedInfo:
 
     id: str
     sink_uri: str = field(repr=False)
-    """As it was given; a record of an earlier version may hold a password,
-    so what is shown is `shown_sink_uri`.
+    """The sink URI as it was given; records of earlier versions may hold a password, so
+    `shown_sink_uri` is what is shown.
     """
     source_uri: str = ""
     """Empty: the change feed of the cluster."""
@@ -153,48 +153,54 @@ class ChangefeedInfo:
     rules: tuple[str, ...] = ()
     """The tables' filter, `server.changefeed.filter`."""
     columns: tuple[str, ...] = ()
-    """What is taken of the tables, `server.changefeed.columns`."""
+    """The rules for columns, as in `server.changefeed.columns`."""
     event_filters: tuple[EventFilter, ...] = ()
     """Which changes are ignored, `server.changefeed.filter`."""
     masks: tuple[str, ...] = ()
     """Which columns readers are shown by masks, `server.changefeed.masks`."""
     salt_file: str = ""
-    """Of masks that hash: the path of the salt on every capture, never the salt."""
+    """The path of the salt of hashing masks, the same on every capture; never the salt itself."""
     routes: tuple[str, ...] = ()
     """The names of tables in the target, `server.changefeed.routes`."""
     salt_check: str = ""
-    """By which the salt is known again."""
+    """A check value that recognises the salt."""
     region_threshold: int = 0
     """Tables with so many regions are split over captures; 0: none is."""
     zero_dates: str = NULL_DATES
-    """How dates that no calendar has are shown, one of `storage.tidb.field_type.SHOWN_DATES`."""
+    """The presentation of dates that no calendar has, one of
+    `storage.tidb.field_type.SHOWN_DATES`.
+    """
     from_snapshot: bool = False
-    """Whether its tables were found in the source; else they were given."""
+    """Whether its tables were discovered in the source; else they were given."""
     ignore_ineligible: bool = False
-    """Whether tables that match the filter, but cannot be replicated, are left out."""
+    """Whether tables are left out that match the filter but cannot be replicated."""
     ignored: tuple[str, ...] = ()
-    """Those that were left out at the start."""
+    """The tables that were left out at the start."""
     tables: tuple[TableRecord, ...] = ()
-    """In records of version 0.1.0, which have no schema changes."""
+    """Only in records of version 0.1.0, which have no schema changes."""
     state: State = State.NORMAL
     error: RunningError | None = None
     skipped: tuple[Skipped, ...] = ()
-    """What was never delivered, ascending."""
+    """The ranges that were never delivered, ascending."""
     audit_s: int = 0
-    """In what time the lake is compared with the source, again and again; 0: never."""
+    """The period in seconds within which the whole lake is compared with the source; 0:
+    no audit.
+    """
     epoch: int = 0
-    """How often its checkpoint was moved back: acknowledgements of readers that began before the
-    last time do not count.
+    """Counts how often the checkpoint was moved back; acknowledgements of readers that began before
+    the last time are ignored.
     """
     filter_update: FilterUpdate | None = None
     """A new filter that is coming in force; `rules` are the new ones already."""
     retain_s: int = 0
-    """For how long acknowledged history is kept, and in `retain_bytes` up to which size."""
+    """For how many seconds acknowledged history is kept; `retain_bytes` limits its size."""
     retain_bytes: int = 0
     reader_ttl_s: int = 0
-    """Who has a name and acknowledges nothing for so long is held for no more; 0: the default."""
+    """The time in seconds after which history is no longer kept for a named reader that
+    acknowledges nothing; 0: the default.
+    """
     gc_generation: int = 0
-    """How many removed changefeeds of this id it is told from by its service safepoint."""
+    """Distinguishes its service safepoint from those of removed changefeeds of the same id."""
     creator_version: str = CREATOR_VERSION
 
     @property
@@ -209,17 +215,17 @@ class ChangefeedInfo:
 
     @property
     def retention(self) -> Retention:
-        """How much acknowledged history is kept."""
+        """The limits of acknowledged history that is kept."""
         return Retention(self.retain_s, self.retain_bytes)
 
     @property
     def reader_limit_s(self) -> int:
-        """For how long a reader that is silent is held for, in seconds."""
+        """The time in seconds for which history is kept for a silent reader."""
         return self.reader_ttl_s or READER_TTL_S
 
     @property
     def stop_ts(self) -> int:
-        """Up to where it runs before something is done about it; 0: without end."""
+        """The ts at which it stops for its end or for a new filter; 0: nowhere."""
         update = self.filter_update
         stops = (self.target_ts, update.ts if update is not None and update.is_planned else 0)
         return min(filter(None, stops), default=0)
@@ -242,9 +248,7 @@ class ChangefeedInfo:
 
     @property
     def blocks_gc(self) -> bool:
-        """Whether its history must be kept: always, except when it is lost already,
-        or needed no more.
-        """
+        """Whether its history must be kept: yes, unless it is lost already or no longer needed."""
         if self.state.is_final:
             return False
         return self.error is None or self.error.code not in _HISTORY_LOST
@@ -409,8 +413,8 @@ def lake_format(sink_uri: str) -> str:
 
 
 def keeps_changes(sink_uri: str) -> bool:
-    """Whether all changes go into the sink, and not only what rows are at last: the lake's mode is
-    `append`, or whoever reads decides.
+    """Whether the sink receives every change, and not only the newest version of each row: the
+    lake's mode is `append`, or the reader decides.
     """
     lake = lake_format(sink_uri)
     modes = FORMATS[lake].modes if lake else ()

@@ -1,4 +1,4 @@
-"""Where the captures' records lie in the metadata. Pure."""
+"""Keys of the captures' records in the metadata. Pure."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ PLACEMENTS: Final = f"{_ROOT}/placement/".encode()
 MAINTAINERS: Final = f"{_ROOT}/maintainer/".encode()
 RELEASED: Final = f"{_ROOT}/released/".encode()
 CHANGEFEEDS: Final = f"{_ROOT}/changefeed/".encode()
-"""What all records of changefeeds begin with."""
+"""The prefix of all records of changefeeds."""
 INFOS: Final = f"{_ROOT}/changefeed/info/".encode()
 STATUSES: Final = f"{_ROOT}/changefeed/status/".encode()
 SCHEMAS: Final = f"{_ROOT}/changefeed/schema/".encode()
@@ -27,7 +27,9 @@ def capture(capture_id: str) -> bytes:
 
 
 def draining(capture_id: str) -> bytes:
-    """There, with the capture's own lease, while its tables go to the others."""
+    """The key that exists, under the capture's lease, while its tables are moved to
+    other captures.
+    """
     return DRAINING + capture_id.encode()
 
 
@@ -42,7 +44,9 @@ def maintainer(changefeed: str) -> bytes:
 
 
 def released(changefeed: str) -> bytes:
-    """There for a day after a changefeed was removed: its service safepoint's generation."""
+    """The key that exists for a day after a changefeed was removed; it holds the generation of its
+    service safepoint.
+    """
     return RELEASED + changefeed.encode()
 
 
@@ -67,7 +71,7 @@ def readers(changefeed: str) -> bytes:
 
 
 def reader(changefeed: str, name: str) -> bytes:
-    """Up to where one reader has the changes."""
+    """The key of a reader's position: the ts up to which it has the changes."""
     return readers(changefeed) + name.encode()
 
 

@@ -49,7 +49,7 @@ class MaskRules:
 
     texts: Sequence[str] = ()
     salt: Salt | None = None
-    """Of those that hash."""
+    """The salt of hashing masks."""
     _rules: list[_Rule] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class MaskRules:
 
     @property
     def hashes(self) -> bool:
-        """Whether a salt is needed."""
+        """Whether the mask needs a salt."""
         return any(column.mask.is_hash for rule in self._rules for column in rule.columns)
 
     def of(

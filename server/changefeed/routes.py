@@ -71,7 +71,7 @@ class _Rule:
     schema: str
     name: str
     shard_column: str = ""
-    """Of a rule that merges tables."""
+    """The column that tells shards apart, for a rule that merges tables."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class SaltUnavailableError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Salt:
-    """Where the salt is, and how it is known again."""
+    """The path of a salt and its check value."""
 
     path: str
     check: str

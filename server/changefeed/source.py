@@ -1,4 +1,4 @@
-"""Where a changefeed reads from: the kinds of sources, and the source URI that names one. Pure.
+"""Kinds of sources, and the source URI by which a changefeed names its source. Pure.
 
 Each kind has one record, `SourceKind`, in one table, `KINDS`. A source is made of rooms that stand
 above each other: its puller, its dump, its mounter, its composition in `server.capture.source` and
@@ -42,7 +42,7 @@ class SourceKind:
     """One kind of source; the fields that end with `_at` are entry points."""
 
     scheme: str
-    """Of its URIs; empty for the change feed of the cluster that the capture belongs to."""
+    """The scheme of its URIs; empty for the change feed of the capture's own cluster."""
     source_at: str
     """Its `server.puller.source.SourceFactory`."""
     table_at: str
@@ -50,9 +50,11 @@ class SourceKind:
     upstream_at: str
     """Its `server.verify.upstream.OpenUpstream`."""
     check_at: str = ""
-    """What `cli source check` runs, which gives its `Check`s; empty: nothing."""
+    """The module and function that `cli source check` runs, which return `Check`s; empty: there is
+    no check.
+    """
     dumps_by_sql: bool = False
-    """Whether its dump reads by SQL, so that it takes conditions and can sum rows."""
+    """Whether its dump uses SQL, so that it takes conditions and can compute sums of rows."""
     flags: frozenset[str] = frozenset()
     """Options of its URI that flags of the command line set."""
     system_schemas: frozenset[str] = frozenset()
@@ -231,7 +233,7 @@ def with_option(text: str, name: str, value: str) -> str:
 
 
 def takes_keyless(text: str) -> bool:
-    """Whether a source URI asks for tables without a key, too.
+    """Whether a source URI also requests tables without a key.
 
     Raises:
         SourceUriError: it cannot be read.

@@ -68,8 +68,8 @@ class TableRecord:
     schema_name: str
     table_info: dict[str, Any]
     matched_by_names: bool = field(default=False, compare=False)
-    """Whether its columns were found to be former ones by their names alone, as no statement says
-    what became of those. Nothing that is kept: `server.changefeed.identity` asks once.
+    """Whether its columns were identified with former ones by name alone, since no statement
+    describes the change. Not stored: `server.changefeed.identity` reads it once.
     """
 
     @property
@@ -91,7 +91,7 @@ class TableRecord:
 
     @property
     def is_keyless(self) -> bool:
-        """Whether its source says that it has no key: MySQL's records do, TiDB's tables all have
+        """Whether the source says that it has no key: possible for MySQL; tables of TiDB all have
         one.
         """
         return self.table_info.get("primary_key") == []
@@ -275,7 +275,7 @@ class SourceTable:
 
     @property
     def has_key(self) -> bool:
-        """Whether its rows can be told apart; else only their changes are known."""
+        """Whether its rows can be told apart; else only changes are known."""
         return bool(self.mounter.key_columns)
 
 

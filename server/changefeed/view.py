@@ -17,7 +17,9 @@ SYNCED_CHECK_S: Final = 300
 SYNCED_CHECKPOINT_S: Final = 15
 """TiCDC's synced-check-interval and checkpoint-interval."""
 _UNREAD_MS = 60_000
-"""How long a changefeed may go unread before it is warned of: Spark needs a while to start."""
+"""A changefeed unread for longer than this, in milliseconds, is warned about; Spark needs a while
+to start.
+"""
 
 
 def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
@@ -148,8 +150,8 @@ def synced(
     check_s: int = SYNCED_CHECK_S,
     checkpoint_s: int = SYNCED_CHECKPOINT_S,
 ) -> dict[str, Any]:
-    """Whether the target has all that the source has, as TiCDC tells it: the checkpoint is less
-    than `checkpoint_s` old, and neither a row nor a DDL has been taken for `check_s`.
+    """Whether the target has everything that the source has, as in TiCDC: the checkpoint is less
+    than `checkpoint_s` old, and no row or DDL has been taken for `check_s`.
 
     Times are TSOs; `info` says what is still to come.
     """
@@ -261,7 +263,7 @@ def _last_read(reading: pb.Reading) -> str:
 
 
 def _reading(changefeed: pb.Changefeed) -> dict[str, Any]:
-    """For how long nobody has asked for rows, of a changefeed that runs."""
+    """Describe for how long no rows have been requested from a running changefeed."""
     if not changefeed.HasField("reading"):
         return {}
     reading = changefeed.reading
@@ -321,7 +323,7 @@ def reader_rows(changefeed: pb.Changefeed, now_s: float) -> list[dict[str, Any]]
 
 
 def _retention(changefeed: pb.Changefeed) -> dict[str, Any]:
-    """How much acknowledged history is kept, and how much there is; nothing where none is kept."""
+    """Describe the limits and the size of the kept history; empty where none is kept."""
     if not (changefeed.retain_s or changefeed.retain_bytes):
         return {}
     document: dict[str, Any] = {
@@ -390,7 +392,7 @@ def _warnings(changefeed: pb.Changefeed) -> dict[str, Any]:
 
 
 def _is_unread(changefeed: pb.Changefeed) -> bool:
-    """Whether nobody has asked for rows for a minute, or changes wait and no lake job reports.
+    """Whether no rows have been requested for a minute, or changes wait and no lake job reports.
 
     A lake job that reports may have other work than to read.
     """

@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {message}{ending} See {self.prog} --help\n")
 
     def _advice(self, given: Iterable[str]) -> str:
-        """For the first long flag that is none of ours, the nearest one."""
+        """Return the flag nearest to the first unknown long flag."""
         flags = [text.partition("=")[0] for text in given if text.startswith("--")]
         unknown = [flag for flag in flags if flag not in self._option_string_actions]
         return _nearest(unknown[0], self._option_string_actions) if unknown else ""
@@ -80,7 +80,7 @@ def timestamp(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """How many of something, 0 to 2^31 - 1; raises ArgumentTypeError."""
+    """Parse a number of things, 0 to 2^31 - 1; raises ArgumentTypeError."""
     return _number(text, _COUNT_MAX)
 
 
@@ -93,8 +93,8 @@ def period(text: str) -> int:
 
 
 def retention(text: str) -> Retention:
-    """How much history is kept: a duration such as 24h, a size such as 50GiB, both with a comma
-    between, or `off`; raises ArgumentTypeError.
+    """Parse the limits of kept history: a duration such as 24h, a size such as 50GiB, both with a
+    comma between, or `off`; raises ArgumentTypeError.
     """
     age_s = size_bytes = 0
     for part in () if text == "off" else re.split(r"[,|]", text):
@@ -124,7 +124,7 @@ def seconds(text: str) -> float:
 
 
 def byte_count(text: str) -> int:
-    """How many bytes, 0 to 2^63 - 1; raises ArgumentTypeError."""
+    """Parse a number of bytes, 0 to 2^63 - 1; raises ArgumentTypeError."""
     return _number(text, _BYTES_MAX)
 
 

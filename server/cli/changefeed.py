@@ -61,7 +61,7 @@ _STATISTICS_COLUMNS = tuple(
 _STATISTICS_S = 10.0
 _SYNCED_LOOK_S = 1.0
 _MOVE_S = 660.0
-"""As long as the capture may take to catch up with the table, and some more."""
+"""A little longer than the capture waits for the table to catch up."""
 _MOVE_SHOWN_S = 3.0
 _NOW = "now"
 _CONFIRMED = ("pause", "resume", "update", "add-reader", "remove-reader", "remove")
@@ -336,7 +336,7 @@ async def show_statistics(remote: Remote, arguments: argparse.Namespace) -> Outp
 
 
 async def show_synced(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Whether the target has all; the exit status says it, too."""
+    """Show whether the target has everything; the exit status is 0 only then."""
     until_s = time.monotonic() + arguments.wait
     while True:
         changefeed = await _queried(remote, arguments.changefeed_id)

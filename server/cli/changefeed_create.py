@@ -52,7 +52,7 @@ READER_TTL_HELP = (
 _CHECK_COLUMNS = (("TABLE", "table"), ("REPLICATED", "replicated"), ("COLUMNS, OR WHY NOT", "what"))
 _LARGE_GAP_S = 86_400
 _NAMED = 5
-"""How many tables a confirmation names."""
+"""A confirmation names at most so many tables."""
 
 
 class ConfigFileError(InvalidError):
@@ -223,7 +223,7 @@ def _add_tables(create: argparse.ArgumentParser) -> None:
 
 
 def _add_rows(create: argparse.ArgumentParser) -> None:
-    """What becomes of their rows."""
+    """Add the flags about rows."""
     create.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
     create.add_argument(
         "--zero-dates",

@@ -176,7 +176,7 @@ async def drain_capture(remote: Remote, arguments: argparse.Namespace) -> Output
 
 
 async def _drained(remote: Remote, request: pb.DrainCaptureRequest) -> int | None:
-    """How many tables a capture still has; None: another owner is being elected."""
+    """Return how many tables a capture still has; None: another owner is being elected."""
     async with remote.capture() as channel:
         try:
             answer = await CaptureServiceStub(channel).DrainCapture(request, timeout=CALL_S)

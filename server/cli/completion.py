@@ -56,7 +56,7 @@ class Argument:
 
     names: tuple[str, ...]
     value: str
-    """What stands for its value in the usage; empty: it has none."""
+    """The placeholder of its value in the usage; empty: it takes no value."""
     choices: tuple[str, ...]
     text: str
     required: bool

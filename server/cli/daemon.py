@@ -239,7 +239,9 @@ class Settings:
             raise ConfigError("; ".join(self.told_faults()))
 
     def told_faults(self, *, is_meant: bool = True) -> list[str]:
-        """What is refused, and in which section; `is_meant`: what depends on the daemon, too."""
+        """Return the faults with the sections that hold them; without `is_meant` only those that do
+        not depend on the daemon.
+        """
         faults = self._faults if is_meant else self._faults[: self._own_faults]
         return list(dict.fromkeys(f"in [{key}]: {err.message}" for key, err in faults))
 

@@ -147,7 +147,7 @@ async def show_safepoint(remote: Remote, _: argparse.Namespace) -> Output:
 
 
 async def show_status(remote: Remote, _: argparse.Namespace) -> Output:
-    """How GC stands, also when no worker runs."""
+    """Show the state of GC; works when no worker runs, too."""
     async with remote.coordinator() as pd, remote.gc_records() as records:
         now_ms, gc_safe_point = physical_ms(await pd.tso()), await pd.gc_safe_point()
         gc_overview, config, fault = await overview(records), None, ""
@@ -410,7 +410,7 @@ def document(gc_round: gc_pb2.GCRound) -> dict[str, Any]:
 
 
 def line(gc_round: gc_pb2.GCRound) -> str:
-    """Where a running round is."""
+    """Describe how far a running round is."""
     left = f", about {gc_round.eta_ms / 1000:.0f}s left" if gc_round.HasField("eta_ms") else ""
     return (
         f"{gc_round.phase}: {_progress(gc_round) or 'begins'}, {gc_round.resolved_locks} locks "
@@ -419,7 +419,7 @@ def line(gc_round: gc_pb2.GCRound) -> str:
 
 
 def has_ended(gc_round: gc_pb2.GCRound) -> bool:
-    """Whether nothing more will happen in it."""
+    """Whether the round is over."""
     return bool(gc_round.phase == _ENDED)
 
 

@@ -41,7 +41,7 @@ _NEVER_S = 9_223_372_036  # 63 bits of nanoseconds: PD counts them
 
 
 class ServiceUnknownError(NotFoundError):
-    """There is no such service safe point."""
+    """No service safepoint has this name."""
 
     code = "ErrServiceUnknown"
 

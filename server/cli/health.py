@@ -69,7 +69,7 @@ def health_parser() -> Parser:
 
 
 def _address(arguments: argparse.Namespace) -> str:
-    """Where to ask: a daemon that listens on all addresses is asked on loopback.
+    """Return the address to call; a daemon that listens on all addresses is called on loopback.
 
     Raises:
         ConfigError: the setting is no host and port, or the kernel chose the port.

@@ -37,7 +37,7 @@ for 49 MB and 0.4 s a process.
 """
 
 _NEEDS = {"spark": ("pyspark",), "play": ("pyspark",), "demo": ("tikv_client",)}
-"""What commands cannot do without."""
+"""The packages that commands need."""
 
 COMMANDS = {
     "up": "start all daemons on this machine, for a laptop or a trial",

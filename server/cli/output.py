@@ -1,5 +1,5 @@
-"""How `tidemark cli` prints: exactly one JSON document with --json, else a table or `name: value`
-lines; with --watch again and again.
+"""Output of `tidemark cli`: exactly one JSON document with --json, else a table or `name: value`
+lines; repeated with --watch.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from server.cli.arguments import seconds
 from server.exit_status import EXIT_OK
 
 TABLE, WIDE, JSON, YAML = FORMS = ("table", "wide", "json", "yaml")
-"""How a document is printed; `wide` has a column for every member of a list's rows."""
+"""The formats of output; `wide` has a column for every member of a list's rows."""
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _NO_PLAIN_KEYS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 _WATCH_EVERY_S: Final = 2.0

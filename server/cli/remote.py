@@ -37,7 +37,7 @@ class CaptureUnavailableError(UnavailableError):
 
 
 class GCLeaderUnavailableError(UnavailableError):
-    """There is no GC leader to ask."""
+    """No GC worker leads now."""
 
     code = "ErrGCLeaderUnavailable"
 
@@ -49,7 +49,7 @@ class NotServedError(InvalidError):
 
 
 class RemoteError(TidemarkError):
-    """What the daemon said; it begins with the daemon's own code, if it has one."""
+    """The daemon's error, whose text begins with the daemon's code if it has one."""
 
     code = "ErrRemote"
 
@@ -68,7 +68,7 @@ class Remote:
     pd: str
     security: SecurityConfig
     token_file: str = ""
-    """For captures and GC workers; others have no use for it, so it is not sent to them."""
+    """Sent to captures and GC workers only; other daemons do not use it."""
 
     @asynccontextmanager
     async def capture(self) -> AsyncIterator[grpc.aio.Channel]:

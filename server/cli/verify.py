@@ -114,7 +114,7 @@ async def run_verify(remote: Remote, arguments: argparse.Namespace) -> Output:
 
 
 def _sample(text: str) -> tuple[int, float]:
-    """So many ranges, or a part of them between 0 and 1."""
+    """Parse a sample: a number of ranges, or a fraction of them as a percentage."""
     try:
         if not text.endswith("%"):
             ranges = int(text)

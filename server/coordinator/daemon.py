@@ -58,7 +58,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """Where the coordinator listens, and where its state lives."""
+    """Configuration of a coordinator: its addresses, and where its state is kept."""
 
     addr: str = setting("127.0.0.1:2379", "host:port for PD's and etcd's gRPC services")
     http_addr: str = setting(

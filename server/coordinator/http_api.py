@@ -35,7 +35,7 @@ class HttpApi:
         self._explainer = explainer
 
     def handlers(self) -> Mapping[Route, Handler]:
-        """For `Routes.serving`."""
+        """The handlers, for `Routes.serving`."""
         return {
             ("GET", _SAFEPOINTS): self.list_safe_points,
             ("DELETE", f"{_SAFEPOINTS}/"): self.delete_safe_point,

@@ -148,7 +148,7 @@ def _written_by(op: rpc_pb2.RequestOp) -> Sequence[tuple[bytes, bytes]]:
 
 
 def _meets(key: bytes, range_end: bytes, prefix: bytes) -> bool:
-    """Whether `key`, or `[key, range_end)`, has a key that begins with the prefix."""
+    """Whether `key`, or a key of `[key, range_end)`, begins with the prefix."""
     if not range_end:
         return key.startswith(prefix)
     ends_after_start = range_end == _TO_THE_END or range_end > prefix

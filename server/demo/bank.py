@@ -49,7 +49,9 @@ REGION_STARTS: Final = (
     record_key(ACCOUNTS.id, 512),
     SPANS[TRANSFERS_NAME].start_key,
 )
-"""Where regions begin, so that a transfer touches several: each table, and inside the accounts."""
+"""The region bounds: each table is a region, and accounts are two, so that a transfer touches
+several.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Bank:
         return self.accounts * OPENING_BALANCE
 
     def account_key(self, account: int) -> bytes:
-        """Where the account's row lives."""
+        """Return the key of the account's row."""
         return record_key(ACCOUNTS.id, account)
 
     def new_account(self, account: int) -> bytes:
@@ -78,7 +80,7 @@ class Bank:
         return _row(ACCOUNTS, account, owner, balance + change, stamp)
 
     def transfer_key(self, transfer: int) -> bytes:
-        """Where the transfer's row lives."""
+        """Return the key of the transfer's row."""
         return record_key(TRANSFERS.id, transfer)
 
     def new_transfer(self, transfer: int, source: int, target: int, amount: int) -> bytes:

@@ -28,7 +28,9 @@ _CHILDREN = ("coordinator", "store", "capture", "pump", "gc-worker")
 _PORTS = range(20_000, 32_000)
 """Linux and others give out ports above these."""
 _HTTP_PORTS = range(12_000, 20_200)
-"""Of the tree: those of its daemons, which follow from it, lie below 32,000, too."""
+"""The tree's HTTP port comes from here, so that those of its daemons, which are derived from it,
+also lie below 32,000.
+"""
 _DRAIN_SECONDS = 30.0
 _LINE_BYTES = 1 << 20
 
@@ -147,7 +149,7 @@ def _tail(log: Path) -> str:
 
 
 def free_addresses() -> dict[str, str]:
-    """Where nobody listens now, all different, by listener of `tidemark up`.
+    """Return free addresses, all different, keyed by listener of `tidemark up`.
 
     They lie below the ports that the kernel gives to whoever asks for any: no daemon that starts
     beside the cluster, or while it is killed, is given one of them.

@@ -72,7 +72,7 @@ class Lake:
 
 
 class Applied(ABC):
-    """How far the lake is, whoever runs its Spark job."""
+    """The lake's progress, whoever runs its Spark job."""
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
@@ -196,7 +196,7 @@ async def ensure_changefeed(
 
 
 async def query_changefeed(capture: str, changefeed: str) -> pb.Changefeed:
-    """How far the changefeed has come."""
+    """Return the changefeed's status from the capture."""
     async with connect(capture) as channel:
         request = pb.QueryChangefeedRequest(id=changefeed)
         answer = await ChangefeedServiceStub(channel).QueryChangefeed(request, timeout=_RPC_SECONDS)
@@ -205,7 +205,7 @@ async def query_changefeed(capture: str, changefeed: str) -> pb.Changefeed:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was compared, and what came out."""
+    """The result of comparing the lake with the store."""
 
     cut_ts: int
     cuts: int
@@ -264,7 +264,7 @@ def _lake_rows(path: Path) -> list[Row]:
 
 
 def _differences(name: str, lake: Iterable[Row], store: Iterable[Row]) -> list[str]:
-    """What only one side has; a row that is there twice differs, too."""
+    """Describe the rows that only one side has; duplicate rows differ, too."""
     in_lake, in_store = sorted(lake, key=repr), sorted(store, key=repr)
     if in_lake == in_store:
         return []

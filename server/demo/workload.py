@@ -28,7 +28,7 @@ _PAIRS = 12
 
 @dataclass(slots=True)
 class Tally:
-    """What the tellers have done so far."""
+    """Counts the transfers that the tellers have made."""
 
     committed: int = 0
     rolled_back: int = 0

@@ -52,25 +52,25 @@ class Job:
     where: Mapping[str, str] = field(default_factory=dict)
     """Conditions by `schema.table`."""
     priority: Mapping[str, int] = field(default_factory=dict)
-    """By name or pattern of `schema.table`; 0 for all others."""
+    """Priorities by name or pattern of `schema.table`; 0 for all others."""
     rows_per_s: int = 0
     """0: as fast as the log lets it."""
     bytes_per_s: int = 0
     parallel: int = 4
-    """How many chunks are read at a time."""
+    """The number of chunks read at the same time."""
     verify: bool = False
     """Each chunk is compared with sums of the server."""
     attempt: int = 0
     """Grows each time it is resumed: tables that have failed are tried again."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """By `schema.table` why a table is read again by itself:
-    the DDL that changed its rows beside the log.
+    """The DDL because of which a table is read again without a command, by `schema.table`: it
+    changed rows without logging them.
     """
     since_ts: Mapping[str, int] = field(default_factory=dict)
     """The commit_ts of these DDLs; one that the checkpoint has not passed is not over."""
 
     def takes(self, name: str) -> bool:
-        """Whether the table is to be dumped."""
+        """Whether the table is part of the dump."""
         return not self.tables or any(fnmatchcase(name, pattern) for pattern in self.tables)
 
     def also_taking(self, names: Iterable[str]) -> Self:
@@ -79,15 +79,15 @@ class Job:
         return replace(self, tables=(*self.tables, *missing)) if missing else self
 
     def step(self, rows: int) -> int:
-        """So many rows of a chunk of `rows` as are no more than a second's share of what is
-        allowed.
+        """Return how many rows of a chunk of `rows` to read at once: at most what the job allows in
+        a second.
         """
         return (
             min(rows, max(self.rows_per_s // self.parallel, _STEP_MIN)) if self.rows_per_s else rows
         )
 
     def priority_of(self, name: str) -> int:
-        """That of its name, else the greatest of the patterns that match it."""
+        """Return the priority of its name, else the greatest of the patterns that match it."""
         if name in self.priority:
             return self.priority[name]
         return max(
@@ -215,7 +215,7 @@ class DumpRecords:
         await self._meta.write_all([Delete(self._tables + b"%d" % table_id)])
 
     async def checkpoint_ts(self) -> int:
-        """Up to which everything is at the target, durably; 0 if nothing is known."""
+        """Return the ts up to which everything is at the target durably; 0 if nothing is known."""
         pair = await self._meta.get(keys.status(self._changefeed))
         return checkpoint_of(pair.value) if pair else 0
 
@@ -310,7 +310,7 @@ class ProgressSaver:
         TABLES_FAILED.labels(self._changefeed).set(failed)
 
     def _measure(self, dump: TableDump) -> None:
-        """How fast a table is read, over some seconds."""
+        """Measure how fast a table is read, over some seconds."""
         table_id, rows, now_s = dump.durable.table_id, dump.durable.rows, time.monotonic()
         rows_before, before_s = self._measured.setdefault(table_id, (rows, now_s))
         passed_s, is_restarted = now_s - before_s, rows < rows_before

@@ -1,4 +1,4 @@
-"""How far a dump is, table by table. Pure.
+"""Progress of a dump by table. Pure.
 
 `TableProgress` is what is durable: the table's ranges of keys, and in each the last key that is at
 the target for good (docs/format/dump.md). `TableDump` is a table while it is dumped: its durable
@@ -30,7 +30,7 @@ class TableState(enum.Enum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is read of it."""
+        """Whether no more of it will be read."""
         return self in {TableState.DONE, TableState.FAILED, TableState.DROPPED}
 
 
@@ -74,11 +74,11 @@ class TableProgress:
     high_ts: int = 0
     """The commit_ts of the last high watermark that counts."""
     rows_per_s: int = 0
-    """How fast it was read lately."""
+    """The recent reading rate."""
     rows_read: int = 0
     """Rows that were read, at the target or not; less again when chunks must be read again."""
     chunks_verified: int = 0
-    """Of `chunks`: their sums were those of the server."""
+    """The number of `chunks` whose sums matched the server's."""
     chunks_repaired: int = 0
     """Chunks that were read again as their sums were not."""
 
@@ -157,11 +157,11 @@ class Read:
     epoch: int
     last: Cursor | None
     ends: bool
-    """Whether nothing of the range is behind it."""
+    """Whether the range ends with it."""
     rows: int
     bytes: int
     checked: bool = False
-    """It counts only if its sum is that of the server."""
+    """Whether it counts only if its sum matches the server's."""
 
 
 @dataclass(slots=True)
@@ -241,7 +241,7 @@ class TableDump:
         return self._ranges[chunk.place] if self.is_now(chunk.place, chunk.epoch) else None
 
     def is_now(self, place: int, epoch: int) -> bool:
-        """Whether the range is still in that epoch, so that what `ahead` gave is true."""
+        """Whether the range is still in that epoch, so that what `ahead` returned is valid."""
         return place < len(self._ranges) and self._ranges[place].epoch == epoch
 
     def settle(self, checkpoint_ts: int) -> bool:
@@ -281,7 +281,7 @@ class TableDump:
         return self.durable != before
 
     def expected(self, rows: int) -> None:
-        """There are about so many rows in all, as is seen by now."""
+        """Set the present estimate of the total number of rows."""
         self._expected = rows
 
     def _estimated(self, before: TableProgress) -> int:

@@ -63,7 +63,7 @@ class DumpScope:
 
     changefeed: str
     scheme: str
-    """Of its source; empty: the cluster."""
+    """The scheme of its source; empty: the cluster."""
     names: frozenset[str]
     """Its tables, as far as its log was read."""
     ignored: tuple[str, ...] = ()

@@ -15,13 +15,13 @@ from server.dump.progress import TableProgress, TableState
 
 ETA_UNKNOWN: Final = -1
 _NEARLY: Final = 99.9
-"""As an estimate may be too low, only what is done is at 100."""
+"""The highest percentage shown before the end, since estimates may be too low."""
 _LOST: Final = frozenset({TableState.FAILED, TableState.DROPPED})
 
 
 def is_over(job: Job, tables: Sequence[TableProgress], gone: Collection[str] = ()) -> bool:
-    """Whether nothing more is read, as far as tables are known; `gone` are names that it asks for
-    and that no table has any more.
+    """Whether nothing more will be read of the known tables; `gone` are requested names that no
+    table has any more.
     """
     # A job may have lost its tables before anything was noted of them: it must not run for ever.
     if not tables:
@@ -118,7 +118,7 @@ def _table(changefeed: str, job: Job, each: TableProgress, foremost: int) -> pb.
 
 
 def _estimated(tables: Sequence[TableProgress]) -> int:
-    """How many rows there are in all; 0 as long as it is not known of one of them."""
+    """Estimate the total number of rows; 0 while it is unknown for a table."""
     if any(not each.rows_estimated for each in tables if each.state is not TableState.DONE):
         return 0
     return sum(

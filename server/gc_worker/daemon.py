@@ -42,8 +42,8 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GCWorkerConfig:
-    """Where the worker listens and whom it works for;
-    how it collects is set online (SetGCConfig).
+    """Configuration of a GC worker: its address and its cluster; how it collects is set at run time
+    (SetGCConfig).
     """
 
     addr: str = setting("127.0.0.1:8302", "gRPC address of the admin service, host:port")

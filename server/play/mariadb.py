@@ -19,7 +19,7 @@ from server.process import drain
 from storage.model.errors import UnavailableError
 
 USER, PASSWORD = "tidemark", "playground"
-"""As `shop.sql` creates it."""
+"""The account that `shop.sql` creates."""
 _SHOP, _DAY = "shop.sql", "day.sql"
 _READY_SECONDS = 120.0
 _ASK_SECONDS = 0.2

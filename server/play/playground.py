@@ -78,7 +78,7 @@ class ChangefeedStoppedError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayConfig:
-    """Where the playground lies, and how long it plays."""
+    """Configuration of the playground: its directory and its duration."""
 
     data_dir: str = setting(
         "./data/play", "directory for MariaDB, the daemons, the lake and the logs"
@@ -211,7 +211,7 @@ class Playground:
         await self._changefeeds.CreateChangefeed(request, timeout=_RPC_SECONDS)
 
     async def _dump(self) -> dump_pb2.Dump:
-        """How far the first copy is; begun, if nobody has."""
+        """Return the progress of the first copy; start it if it was not started."""
         try:
             request = dump_pb2.GetDumpStatusRequest(changefeed_id=CHANGEFEED)
             return (await self._dumps.GetDumpStatus(request, timeout=_RPC_SECONDS)).dump

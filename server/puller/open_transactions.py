@@ -31,7 +31,7 @@ from storage.queue import ByteBudget
 from storage.spill_codec import PLAIN, SpillCodec, SpillDamagedError
 
 ENTRY_BYTES: Final = 400
-"""What an entry takes in memory beside its bytes."""
+"""The memory overhead of an entry beside its bytes."""
 _WRITE_BUFFER_BYTES: Final = 2 << 20
 _CACHE_BYTES: Final = 1 << 20
 _TABLE_BYTES: Final = 1 << 20
@@ -47,7 +47,7 @@ _KEY = struct.Struct(">I")  # the length of a key that an entry begins with
 
 V = TypeVar("V")
 SPILL_DAMAGE: Final = (CorruptDatabaseError, SpillDamagedError)
-"""What reading spilled entries raises where the disk has changed them."""
+"""The errors of reading spilled entries that the disk has damaged."""
 TxnKey = tuple[int, bytes]
 """(start_ts, key)."""
 
@@ -61,7 +61,7 @@ class OpenTransactionsClosedError(ClosedError):
 
 
 class Format(NamedTuple, Generic[V]):
-    """How the values of a map are written, and how many bytes they hold in memory."""
+    """The encoding of a map's values, and their size in memory."""
 
     encode: Callable[[V], bytes]
     decode: Callable[[bytes], V]
@@ -91,8 +91,8 @@ class OpenTransactions:
         self.memory_bytes = memory_bytes
         """The limit."""
         self.arrived = ByteBudget(memory_bytes)
-        """What the pullers of all tables have not looked at yet, in memory beside these:
-        as much again.
+        """Bytes that the pullers of all tables have yet to process, in memory beside these; the
+        same limit again.
         """
         self.used_bytes = 0
         self.spilled = 0
@@ -111,7 +111,7 @@ class OpenTransactions:
 
     @property
     def is_short(self) -> bool:
-        """Whether there is more in memory than there should be."""
+        """Whether memory use is above its limit."""
         return self.used_bytes > self.memory_bytes and self._directory is not None
 
     def new_number(self) -> int:

@@ -1,4 +1,4 @@
-"""How long a stream may be silent: one that does not begin, or falls silent, is opened again.
+"""Timeouts of streams: a stream that does not begin or falls silent is opened again.
 
 A stream can be lost without an error: gRPC forgets now and then to wake whoever began one just as
 its server said GOAWAY, and a server can hang. Calls have deadlines, streams without end have none.
@@ -23,7 +23,7 @@ Call = grpc.aio.UnaryStreamCall[Any, M] | grpc.aio.StreamStreamCall[Any, M]
 
 
 class StreamSilentError(UnavailableError):
-    """Nothing came on a stream."""
+    """A stream has delivered nothing within its timeout."""
 
     code = "ErrStreamSilent"
 
@@ -36,9 +36,9 @@ class StreamTimeout:
         self._least_silent_s = silent_s
         self._begun_at_s = 0.0
         self.begin_s = BEGIN_S
-        """How long the next stream may take to begin."""
+        """The time allowed for the next stream to begin, in seconds."""
         self.silent_s = silent_s
-        """How long it may be silent after that."""
+        """The allowed silence after that, in seconds."""
 
     async def first(self, call: "Call[M]") -> Any:
         """The first message of a stream, or `grpc.aio.EOF`.

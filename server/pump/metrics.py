@@ -104,7 +104,7 @@ class Disk(Protocol):
 
     @property
     def is_low(self) -> bool:
-        """Whether binlogs are refused."""
+        """Whether binlogs are refused for want of disk space."""
 
 
 def watch(storage: PumpStorage, disk: Disk) -> None:

@@ -136,7 +136,7 @@ class DiskWatch:
 
     @property
     def is_low(self) -> bool:
-        """Whether binlogs are to be refused."""
+        """Whether binlogs should be refused for want of disk space."""
         return self.available_bytes < self.stop_write_at_bytes
 
     async def run(self) -> None:

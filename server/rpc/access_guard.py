@@ -75,7 +75,7 @@ def right_of(method: MethodDescriptor, request: Any = None) -> Right:
 
 
 def _discards(resume: Any) -> bool:
-    """Whether changes between the old and the new checkpoint are given up."""
+    """Whether the changes between the old and the new checkpoint are discarded."""
     return bool(
         getattr(resume, "overwrite_checkpoint_ts", 0) or getattr(resume, "overwrite_with_now", 0)
     )

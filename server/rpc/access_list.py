@@ -84,7 +84,7 @@ class AccessFileError(InvalidError):
 
 
 class UnauthenticatedError(StatusError):
-    """Nobody knows who calls."""
+    """The caller has no valid token or certificate."""
 
     code = "ErrUnauthenticated"
 
@@ -116,7 +116,7 @@ class Client:
     expires: datetime | None = None
 
     def may_see(self, changefeed: str) -> bool:
-        """Whether a changefeed is one of the client's."""
+        """Whether the client may see a changefeed."""
         return not self.changefeeds or any(
             fnmatchcase(changefeed, pattern) for pattern in self.changefeeds
         )
@@ -249,7 +249,7 @@ class Clients:
         )
 
     def of_names(self, names: Sequence[bytes]) -> Client:
-        """Whose certificate has these names; raises UnauthenticatedError."""
+        """Return the client whose certificate has these names; raises UnauthenticatedError."""
         # Engines differ in which of several names they call *the* name, so all must be one client.
         clients = {self.by_name.get(name) for name in names}
         if len(clients) == 1 and (client := clients.pop()) is not None:

@@ -38,7 +38,7 @@ def set_client(name: str) -> None:
 
 
 def is_audited(method: str) -> bool:
-    """Whether calls of the method, `package.Service.Method`, change something for people."""
+    """Whether the audit log records calls of the method, `package.Service.Method`."""
     return _CHANGES.fullmatch(method) is not None
 
 
@@ -89,7 +89,7 @@ def shown_names(names: Iterable[bytes]) -> str:
 
 
 def outcome_of(answer: Answer) -> str:
-    """How an HTTP request ended: `ok`, or the code of the error that its answer tells."""
+    """Return the result of an HTTP request: `ok`, or the error code of its answer."""
     if answer.status < HTTPStatus.BAD_REQUEST:
         return OK
     return answer.error_code or f"HTTP {answer.status}"

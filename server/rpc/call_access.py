@@ -142,7 +142,7 @@ class CallAccess:
             self._client(path, right, metadata, names, peer)
 
     def has_changed(self) -> bool:
-        """Whether calls that were let in before the last look may be refused now."""
+        """Whether calls that were allowed before the last check may be refused now."""
         state = self._access.state()
         has_changed, self._state = state != self._state, state
         return has_changed

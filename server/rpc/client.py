@@ -80,7 +80,7 @@ def metadata_at(
 
 
 def token_interceptors(path: str) -> list[Any]:
-    """For a channel of an event loop: calls bring the token of a file.
+    """Return interceptors that send the token of a file with each call of an asyncio channel.
 
     Calls raise TokenFileError if it cannot be read.
     """
@@ -215,7 +215,7 @@ async def _first_bytes(address: str, tls: ssl.SSLContext | None) -> bytes | None
 
 
 async def _speaks_tls(address: str) -> bool:
-    """Whether a handshake gets any answer; nothing is trusted or sent."""
+    """Whether the server answers a TLS handshake; nothing is trusted or sent."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -51,7 +51,7 @@ class Engine(Enum):
 
 
 class EngineError(InvalidError):
-    """There is no such engine."""
+    """The engine does not exist."""
 
     code = "ErrRpcEngine"
 
@@ -64,7 +64,7 @@ class ConnectionShareError(InvalidError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcConfig:
-    """How a daemon serves gRPC."""
+    """Settings of a daemon's gRPC server."""
 
     rpc_engine: str = setting(
         Engine.AUTO.value,
@@ -144,7 +144,9 @@ class Limits:
     calls: int = 16_384
     """Unary calls and streams that are open at once."""
     connections: int = MOST_CONNECTIONS
-    """At most; half of the files the process may open, if that is less."""
+    """The greatest number of connections; half of the files that the process may open, if that is
+    less.
+    """
     connections_per_address: int = 0
     """The limit for one client address (`server.rpc.listener`); 0: half of all connections."""
 

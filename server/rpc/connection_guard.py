@@ -177,7 +177,9 @@ def _most_silent(connections: Sequence[Accepted], count: int) -> list[Accepted]:
 
 
 def _silent_ms(connection: Accepted) -> int:
-    """For how long neither side has sent anything; -1: it is closed."""
+    """Return for how many milliseconds neither side has sent anything; -1: the connection is
+    closed.
+    """
     try:
         with _borrowed(connection.file) as one:
             info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)

@@ -91,7 +91,7 @@ class SecurityConfig:
         return bool(self.ca_path or self.cert_path or self.key_path)
 
     def listens_with_tls(self) -> bool:
-        """Whether listeners speak TLS.
+        """Whether listeners use TLS.
 
         Raises:
             CredentialsError: only some of the files are given, or names without a CA.
@@ -310,7 +310,7 @@ class AllowedNames:
         self._logged: set[str] = set()
 
     def __bool__(self) -> bool:
-        """Whether names matter at all."""
+        """Whether names are restricted."""
         return bool(self._names)
 
     def refusal(self, names: Iterable[bytes]) -> str:

@@ -70,7 +70,7 @@ class Waiter(Protocol):
     """Waits for one answer, as an `asyncio.Future` does."""
 
     def done(self) -> bool:
-        """Whether it has stopped waiting; its request is dropped then."""
+        """Whether it no longer waits; its request is dropped then."""
 
     def set_result(self, result: Answer, /) -> None:
         """The answer."""

@@ -167,8 +167,8 @@ def passed_on(limits: Limits) -> Limits:
 
 
 def wants_http1(data: bytes) -> bool | None:
-    """Whether a TLS ClientHello asks for HTTP/1.1: offers it by ALPN, or offers no HTTP/2;
-    None: more is needed.
+    """Whether a TLS ClientHello selects HTTP/1.1: it offers it by ALPN, or does not offer HTTP/2;
+    None: more bytes are needed.
     """
     offered = offered_protocols(data)
     return None if offered is None else b"http/1.1" in offered or b"h2" not in offered

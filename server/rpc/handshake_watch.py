@@ -99,7 +99,7 @@ class HandshakeWatch:
             self._server_record(record)
 
     def server_closed(self) -> None:
-        """It ended the connection before the client did."""
+        """Note that the server closed the connection first."""
         if not self.is_over:
             if self._flight is not None:
                 self._end(_refused(self._flight))
@@ -107,7 +107,9 @@ class HandshakeWatch:
                 self._end(HandshakeFault(OTHER, "no version or cipher of TLS is common to both"))
 
     def client_closed(self) -> None:
-        """It went away: what comes after that tells nothing of the handshake."""
+        """Note that the client closed the connection; what follows says nothing about the
+        handshake.
+        """
         self.is_over = True
 
     def _client_record(self, record: Record) -> None:

@@ -47,9 +47,7 @@ Serve = Callable[[Request], Awaitable[Answer]]
 
 
 def begins_like_http1(data: bytes) -> bool | None:
-    """Whether a connection's first bytes are those of HTTP/1.1;
-    None if it takes more of them to tell.
-    """
+    """Whether a connection's first bytes are those of HTTP/1.1; None: more bytes are needed."""
     if any(data.startswith(method) for method in METHODS):
         return True
     return None if any(method.startswith(data) for method in METHODS) else False
@@ -175,7 +173,7 @@ class Http1Connection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of a request has come since the last answer, or at all."""
+        """Whether no byte of a request has come since the last answer, or at all."""
         return not self._in_request or self._http.their_state is h11.IDLE
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

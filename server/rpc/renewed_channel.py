@@ -39,7 +39,7 @@ class _Newest(Generic[C]):
         self._calls: weakref.WeakKeyDictionary[Any, C] = weakref.WeakKeyDictionary()
 
     def channel(self) -> C:
-        """For a call that begins now."""
+        """Return the channel for a call that begins now."""
         credentials = self._files.current()
         with self._lock:
             if self._version != self._files.version:
@@ -108,19 +108,19 @@ class _Renewed(Generic[C]):
         self._newest = _Newest(files, make)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As `grpc.Channel.unary_unary`."""
+        """See `grpc.Channel.unary_unary`."""
         return _Method(self._newest, lambda channel: channel.unary_unary(*args, **kwargs))
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As `grpc.Channel.unary_stream`."""
+        """See `grpc.Channel.unary_stream`."""
         return _Method(self._newest, lambda channel: channel.unary_stream(*args, **kwargs))
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As `grpc.Channel.stream_unary`."""
+        """See `grpc.Channel.stream_unary`."""
         return _Method(self._newest, lambda channel: channel.stream_unary(*args, **kwargs))
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As `grpc.Channel.stream_stream`."""
+        """See `grpc.Channel.stream_stream`."""
         return _Method(self._newest, lambda channel: channel.stream_stream(*args, **kwargs))
 
 

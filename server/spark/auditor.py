@@ -45,7 +45,7 @@ _QUIET_S: Final = 10.0
 """The shortest pause between two turns, however many DDLs there are."""
 _BACKOFF_S, _BACKOFF_S_MAX = 10.0, 600.0
 _LONGEST_S: Final = 600.0
-"""How long a turn may take; a whole period, if that is longer."""
+"""The time limit of a turn in seconds; a whole period, if that is longer."""
 _WATCH_S: Final = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -298,9 +298,7 @@ class _Turn:
 
 
 def _differs(report: TableReport) -> bool:
-    """Whether rows differ otherwise than by what the table's dump has not brought,
-    where there was none or not all.
-    """
+    """Whether rows differ for another reason than an absent or unfinished dump of the table."""
     if report.equal or not report.note:
         return not report.equal
     return report.differing_rows > report.missing_rows

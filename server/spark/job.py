@@ -224,7 +224,7 @@ class Shared(NamedTuple):
 
 
 ALL_LINES: Final = "-"
-"""As the file of `--progress-json`: standard output has the lines about all cuts."""
+"""The value of `--progress-json` for standard output, which gets the lines of all cuts."""
 
 
 class IdleCuts:
@@ -237,7 +237,7 @@ class IdleCuts:
         """Whether the newest cut had no rows."""
 
     def is_about_one(self, line: Mapping[str, Any]) -> bool:
-        """Whether a line of a job is about such a cut; lines are given in their order."""
+        """Whether a line of a job is about such a cut; call it with the lines in their order."""
         if "end_ts" in line:
             self._is_idle = not line.get("rows")
             return self._is_idle
@@ -245,7 +245,7 @@ class IdleCuts:
 
 
 class Turns:
-    """How many jobs may start at the same time."""
+    """Limits how many jobs start at the same time."""
 
     def __init__(self, count: int) -> None:
         self.free = count
@@ -288,7 +288,7 @@ class Application:
         self._command = list(command)
         self._tasks = tasks
         self.formats: set[str] = set()
-        """Those of the jobs' lakes: their jars are fetched when it starts."""
+        """The formats of the jobs' lakes; their jars are fetched at the start."""
         self._process: Process | None = None
         self._errors: asyncio.Task[None] | None = None
         self._said = ""

@@ -9,7 +9,9 @@ from server.rpc.credentials import SecurityConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """Where the store listens, where it keeps its data, and how it paces its background work."""
+    """Configuration of a store: its addresses, its data directory, and the pace of its background
+    work.
+    """
 
     addr: str = setting("127.0.0.1:20160", "host:port for gRPC")
     http_addr: str = setting(HTTP_ADDRS["store"], "host:port for metrics and health")

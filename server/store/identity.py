@@ -27,7 +27,7 @@ VERSION = "8.5.0"
 REGIONS_KEY = META_COLUMN + b"regions"
 _STORE_KEY = META_COLUMN + b"store"
 _FOUNDING_KEY = META_COLUMN + b"founding"
-"""There while the store's first regions are not known to be the cluster's."""
+"""The key that exists until the store's first regions are known to be the cluster's."""
 _FORMAT = 1
 
 _log = structlog.get_logger(__name__)
@@ -47,7 +47,7 @@ class Identity:
     store_id: int
     regions: RegionMap
     is_founder: bool = False
-    """Whether it made these regions, and the coordinator has yet to take them."""
+    """Whether it made these regions and the coordinator has yet to accept them."""
 
 
 async def load_identity(kv: KV, pd: PdClient, split_keys: list[bytes]) -> Identity:
@@ -119,7 +119,7 @@ def founded(draft: Draft) -> None:
 
 
 async def _has_lost(pd: PdClient, store_id: int) -> bool:
-    """Whether another store has founded the cluster, which does not know this one."""
+    """Whether another store bootstrapped the cluster, and the cluster does not know this store."""
     if not await pd.is_bootstrapped():
         return False
     return all(store.id != store_id for store in await pd.stores())

@@ -48,7 +48,7 @@ class Method:
 
     @property
     def raw(self) -> bool:
-        """Whether it is about raw keys, which lie in regions as they are and whose errors are
+        """Whether it is about raw keys, whose region keys are not encoded and whose errors are
         strings.
         """
         return self.name.startswith("Raw")

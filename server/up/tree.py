@@ -40,7 +40,7 @@ class DataDirError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpConfig:
-    """Where the tree listens (all on loopback by default) and where its data lies."""
+    """Configuration of the tree: its addresses, on loopback by default, and its data directory."""
 
     data_dir: str = setting("./data", "directory for everything the daemons keep")
     coordinator_addr: str = setting("127.0.0.1:2379", "coordinator's gRPC address")
@@ -95,7 +95,7 @@ class TreeCollector(Collector):
 
 
 REGISTRY = CollectorRegistry()
-"""What `tidemark up` exposes: the metrics of its children, not those of its own process."""
+"""The metrics of `tidemark up`: those of its children, not those of its own process."""
 
 
 @contextmanager
@@ -200,8 +200,8 @@ def _http_flags(http_addr: str, name: str) -> tuple[str, str]:
 
 
 def child_http_addr(http_addr: str, name: str) -> str:
-    """Where a daemon of the tree answers HTTP: as far from its usual port as `http_addr` is from
-    that of the tree, so that two trees get along; any port where the tree takes any.
+    """Return the HTTP address of a daemon of the tree: its usual port, shifted as far as
+    `http_addr` is from the tree's usual port, so that two trees can run; port 0 stays 0.
     """
     port, usual = _port(http_addr), _port(HTTP_ADDRS[name])
     own = usual + port - _port(HTTP_ADDRS["up"]) if port else 0

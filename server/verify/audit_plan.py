@@ -74,19 +74,21 @@ class AuditPlan:
         self._altered |= set(tables)
 
     def is_due(self, now_s: float) -> bool:
-        """Whether there is something to compare; a plan that knows no table wants to know them."""
+        """Whether there is something to compare; an empty plan is due, since it needs
+        the tables.
+        """
         if not self._rounds or self.is_urgent(now_s):
             return True
         ready = [each for name, each in self._rounds.items() if not self._waits(name, now_s)]
         return any(self._is_over(each, now_s) or self._due(each, now_s) for each in ready)
 
     def is_urgent(self, now_s: float) -> bool:
-        """Whether a table was altered that is not left out just now."""
+        """Whether a table was altered that is not excluded at the moment."""
         return any(not self._waits(name, now_s) for name in self._altered)
 
     @property
     def is_known(self) -> bool:
-        """Whether it knows the tables."""
+        """Whether the plan has its tables."""
         return bool(self._rounds)
 
     def keep(self, tables: Mapping[str, str]) -> None:
@@ -100,8 +102,8 @@ class AuditPlan:
         }
 
     def lacks(self, table: str, column: str | None, now_s: float) -> bool:
-        """Whether a round of the table has to begin, with its extent: there is none, it is over,
-        or its key is new.
+        """Whether a round of the table must begin, and so needs its extent: it has no round, its
+        round is over, or its key is new.
         """
         current = self._rounds.get(table)
         if self._waits(table, now_s):
@@ -122,8 +124,8 @@ class AuditPlan:
         self._rounds[table] = _Round(column, slots, rows, now_s, left, self._chance.random())
 
     def picks(self, now_s: float) -> dict[str, Pick]:
-        """What the next turn compares, the tables in random order:
-        as many rows as may be read in it, or one range.
+        """Return what the next turn compares, with tables in random order: as many rows as one turn
+        may read, or one range.
         """
         picks: dict[str, Pick] = {}
         rows = self._turn_rows
@@ -147,8 +149,8 @@ class AuditPlan:
         return picks
 
     def compared(self, table: str, pick: Pick, *, equal: bool) -> bool:
-        """What was next_picks is compared; returns whether that ends a round in which no range
-        differed.
+        """Note that a pick was compared; returns whether that completes a round without a
+        difference.
         """
         current = self._rounds[table]
         self._altered.discard(table)
@@ -168,19 +170,21 @@ class AuditPlan:
         self._failing[table] = _Failing(count + 1, now_s + pause_s)
 
     def late_s(self, now_s: float) -> float:
-        """For how long ranges are left of a round whose time is up, at most; 0: of none."""
+        """Return the greatest time for which ranges of an expired round have been left; 0: there
+        are none.
+        """
         ends = [each.begun_s + self.period_s for each in self._rounds.values() if each.left]
         return max([0.0, *(now_s - end_s for end_s in ends)])
 
     def _waits(self, table: str, now_s: float) -> bool:
-        """Whether it has failed just now."""
+        """Whether its comparison has failed a moment ago."""
         return table in self._failing and now_s < self._failing[table].until_s
 
     def _is_over(self, current: _Round, now_s: float) -> bool:
         return not current.left and now_s >= current.begun_s + self.period_s
 
     def _due(self, current: _Round, now_s: float) -> int:
-        """How many ranges should be compared by the end of this turn, and are not."""
+        """Return how many more ranges must be compared by the end of this turn."""
         total, done = len(current.slots), len(current.slots) - len(current.left)
         # Ahead of time by some turns, so that a turn that fails does not make the round late.
         part = min((now_s - current.begun_s + _SPARE_TURNS * self.turn_s) / self.period_s, 1.0)

@@ -1,5 +1,4 @@
-"""What rows were at a cut, of those that a MySQL or MariaDB log changed after it:
-their before-images. Blocking.
+"""Before-images: rows at a cut that a MySQL or MariaDB log changed after it. Blocking.
 
 A row that the log does not change between the cut and a later look at the table is at the cut what
 it is at the look; one that it does change was at the cut what its first change found. So the two
@@ -65,7 +64,7 @@ class ChangedKeys:
         self._keys = pc.unique(keys).sort()
 
     def holds(self, keys: pa.Array) -> pa.Array:
-        """For each key whether it is one of the set."""
+        """Return for each key whether it is in the set."""
         if not len(keys):
             return pa.array([], pa.bool_())
         ends = pc.min_max(keys)
@@ -145,8 +144,8 @@ class BeforeImages:
 def read_before_images(
     session: Session, options: MySqlOptions, begin: Beginning, tables: Sequence[Table], end: Place
 ) -> BeforeImages:
-    """What rows were at their table's cut, of those that the log of the session's server changes up
-    to `end`.
+    """Return the state at their table's cut of the rows that the log of the session's server
+    changes up to `end`.
 
     It begins at a saved position of the changefeed, which gives each transaction the commit_ts that
     the lake knows it by.

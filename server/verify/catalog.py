@@ -1,4 +1,4 @@
-"""What is to be compared: a changefeed's tables as they were at a cut, looked up in the metadata.
+"""The tables to compare: those of a changefeed as they were at a cut, read from the metadata.
 
 The lake says at which cut (`LakeCut`); the changefeed's schema history says which tables it had
 there (`Table`).
@@ -26,7 +26,7 @@ from storage.meta.meta import Meta
 
 @dataclass(frozen=True, slots=True)
 class LakeCut:
-    """Where the lake is compared: at its newest cut up to a ts."""
+    """The cut at which the lake is compared: its newest one up to a ts."""
 
     ts: int
     mode: str = UPSERT
@@ -35,7 +35,9 @@ class LakeCut:
     applied.
     """
     newest_only: bool = False
-    """Whether the lake shows its tables as they are now, altered by a cut that has begun, too."""
+    """Whether the lake shows only the present form of its tables, including changes of a cut that
+    has begun.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class Table:
     source: SourceTable
     ts: int
     since: int = 0
-    """When all its rows went at once for the last time (TRUNCATE TABLE),
-    as far as the metadata knows.
+    """The ts at which all its rows were last removed at once (TRUNCATE TABLE), as far as the
+    metadata knows.
     """
     schema_ts: int = 0
     """The commit_ts of the change that gave its schema."""
@@ -186,8 +188,8 @@ async def tables_at(
 
 
 def _parts(tables: Iterable[SourceTable]) -> dict[str, tuple[ShardPart, pa.Schema]]:
-    """For each shard which rows of the merged table are its own, and that table's columns. The
-    first shard of a table answers for rows of no shard at all: nobody else would see them.
+    """Return, for each shard, which rows of the merged table are its own, and that table's columns.
+    The first shard also answers for rows of no shard, which would be unseen otherwise.
     """
     parts = {}
     for merged in merged_shards(tables).values():

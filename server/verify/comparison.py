@@ -61,14 +61,14 @@ class TableReport:
     differences: list[Difference] = field(default_factory=list)
     """The first of them."""
     missing_rows: int = 0
-    """Of the rows that differ, those that only the upstream has."""
+    """The number of differing rows that only the upstream has."""
     complete: bool = True
-    """Whether all differing ranges were looked at."""
+    """Whether all differing ranges were examined."""
     ts: int = 0
     sampled: KeySpans | None = None
     """The keys that were compared; None: all."""
     note: str = ""
-    """What may explain the difference."""
+    """A possible explanation of the difference."""
     repaired: Repaired | None = None
 
     @property
@@ -87,7 +87,7 @@ class TableReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether the whole table was compared, and is, or has been made, what the upstream has."""
+        """Whether the whole table was compared and equals the upstream, or was repaired."""
         repaired = self.repaired is not None and self.repaired.version is not None and self.complete
         return self.sampled is None and (self.equal or repaired)
 
@@ -99,12 +99,12 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """How tables are compared, and what is done where rows differ."""
+    """Options of a comparison: how tables are compared, and what is done about differing rows."""
 
     limit: int = 1000
     """Differences that a table's report holds, at most."""
     repair: bool = False
-    """Whether the lake's rows are put right."""
+    """Whether differing rows of the lake are repaired."""
     dry_run: bool = False
     """With `repair`: only say what it would do."""
     sample: Sample | None = None

@@ -1,4 +1,4 @@
-"""What differs between two sides of a table: first ranges of keys, then the rows in them. Pure.
+"""Differences between two sides of a table: first the ranges of keys, then the rows in them. Pure.
 
 A binary search over key ranges would scan both sides log n times. Here one scan of each side gives
 the sums of 2^14 ranges, which answers every question of such a search at once; where these hold too
@@ -26,8 +26,8 @@ _NEXT_BITS_MAX: Final = 64 - COARSE_BITS - 1
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much of ranges that differ is looked at one by one, in one run:
-    what both sides hold in memory.
+    """The limit of rows and bytes of differing ranges to compare row by row in one run, since both
+    sides are in memory.
     """
 
     rows: int = 200_000
@@ -51,7 +51,7 @@ class Difference:
     key: dict[str, Any]
     kind: str
     columns: tuple[str, ...] = ()
-    """Those that differ, of a row that both sides have."""
+    """The columns that differ, for a row that both sides have."""
     upstream: dict[str, Any] | None = None
     lake: dict[str, Any] | None = None
 
@@ -94,8 +94,8 @@ def divided(coarse: Sequence[int]) -> Ranges:
 def affordable(
     differing_ranges: Sequence[int], upstream: RangeChecksums, lake: RangeChecksums, budget: Budget
 ) -> list[int]:
-    """As many of the ranges as fit into the budget on either side, the smallest first;
-    maybe none.
+    """Return as many of the ranges as fit into the budget on either side, the smallest first; maybe
+    none.
     """
     places = np.array(differing_ranges, np.int64)
     rows = np.maximum(upstream.counts, lake.counts)[places]

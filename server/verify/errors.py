@@ -4,13 +4,13 @@ from storage.model.errors import InvalidError, UnavailableError
 
 
 class VerifyChangefeedError(InvalidError):
-    """There is no such changefeed, or no such table in it at the cut."""
+    """The changefeed does not exist, or has no such table at the cut."""
 
     code = "ErrVerifyNotFound"
 
 
 class VerifyUnsupportedError(InvalidError):
-    """What is asked for cannot be done, at that cut or at all."""
+    """The request cannot be carried out, at that cut or at all."""
 
     code = "ErrVerifyUnsupported"
 
@@ -40,6 +40,6 @@ class VerifyLakeError(UnavailableError):
 
 
 class VerifyTimeoutError(UnavailableError):
-    """There was no result in the time that was given."""
+    """There was no result within the time limit."""
 
     code = "ErrVerifyTimeout"

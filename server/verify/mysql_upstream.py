@@ -126,7 +126,7 @@ class MySqlUpstream:
 
 
 def begin_snapshot(session: Session) -> None:
-    """From here on the session sees its tables as they are now."""
+    """Begin a snapshot: the session sees its tables as they are now."""
     for statement in _SNAPSHOT:
         session.execute(statement)
 

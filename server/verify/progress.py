@@ -1,4 +1,4 @@
-"""How far a comparison is: which stage of which table, rows read, time to go."""
+"""Progress of a comparison: the stage of the present table, rows read, time left."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ class Progress:
         return self._table
 
     def begin_tables(self, count: int) -> None:
-        """So many tables are compared, from now on."""
+        """Set how many tables are compared from now on."""
         self._tables_total, self._tables_s = count, self._clock()
 
     def end_table(self) -> None:

@@ -20,7 +20,7 @@ SLOT_ROWS: Final = 10_000
 SLOTS_MIN, SLOTS_MAX = 20, 10_000
 
 Span = tuple[int | None, int | None]
-"""From the first number on, below the second one; None: without an end."""
+"""A range of keys `[first, second)`; None: unbounded on that side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class KeySpans:
     spans: tuple[Span, ...]
 
     def inside(self, rows: Any) -> Any:
-        """For each row of a RecordBatch whether it is in one of them."""
+        """Return for each row of a RecordBatch whether it is in one of the spans."""
         column = rows[self.column]
         nothing = pa.array([False] * len(column), pa.bool_())
         return reduce(pc.or_, (_between(column, span) for span in self.spans), nothing)
@@ -60,7 +60,7 @@ class KeySpans:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a lake's table has: rows, and the least and the greatest value of the key's first
+    """The size of a lake's table: its rows, and the least and greatest value of its key's first
     column.
     """
 
@@ -85,7 +85,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How much of each table is compared: so many ranges, or a part of all of them."""
+    """The part of each table that is compared: a number of ranges, or a fraction of them."""
 
     seed: int
     ranges: int = 0

@@ -52,7 +52,7 @@ class Upstream(Protocol):
 
 
 class OpenUpstream(Protocol):
-    """What a `SourceKind` has for `verify`; see `open_upstream`."""
+    """Opens a source for `verify`; each `SourceKind` has one. See `open_upstream`."""
 
     def __call__(
         self, cluster: Cluster, info: ChangefeedInfo, tables: Sequence[Table], *, gently: bool
@@ -125,7 +125,9 @@ class StoreUpstream:
 
 
 def key_ranges(table: Table) -> list[tuple[bytes, bytes]]:
-    """Where the rows lie that are compared, and others too, unless the key is the rows' handle."""
+    """Return key ranges that contain the compared rows; they contain others, too, unless the key is
+    the rows' handle.
+    """
     info = TableInfo.parse(table.source.record.table_info)
     handle, spans = info.handle_column, table.spans
     # Record keys order handles as signed numbers; an unsigned key above 2^63 would be looked for at

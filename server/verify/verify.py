@@ -42,7 +42,7 @@ _CHANGELOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to compare, and what to do where it differs."""
+    """A request of `verify`: what to compare, and how to treat differences."""
 
     changefeed: str
     table: str | None = None
@@ -53,8 +53,8 @@ class Request:
     on_report: "Callable[[TableReport], Awaitable[None]] | None" = None
     """Called with each table's report when it has been compared."""
     gently: bool = False
-    """Whether nobody should notice: the lake is read by one core, behind all else,
-    and the source in short reads.
+    """Whether to spare other work: the lake is read by one core at low priority, and the source in
+    short reads.
     """
 
 
@@ -66,15 +66,15 @@ class Report:
     cut: int
     tables: list[TableReport]
     mode: str = ""
-    """What the lake keeps: rows, changes, or versions of rows,
-    of which the current rows were compared.
+    """The lake's mode: rows, changes, or versions of rows; of the last two the current rows were
+    compared.
     """
     seed: int | None = None
-    """Of the sample; None: all rows were compared."""
+    """The seed of the sample; None: all rows were compared."""
 
     @property
     def equal(self) -> bool:
-        """Whether all are."""
+        """Whether all tables are equal."""
         return all(table.equal for table in self.tables)
 
 
@@ -178,7 +178,7 @@ def check_sink(info: ChangefeedInfo) -> None:
 async def table_notes(
     meta: Meta, info: ChangefeedInfo, cut: LakeCut, tables: Sequence[Table]
 ) -> Mapping[str, str]:
-    """For each table what may explain that it differs; empty: nothing."""
+    """Return for each table a possible explanation of differences; empty: none."""
     records = DumpRecords(meta, info.id)
     job = await records.job()
     dumps = {each.name: each for each in await records.tables(job)} if job is not None else {}
@@ -188,7 +188,7 @@ async def table_notes(
 
 
 def dump_note(table: Table, job: Job | None, dump: TableProgress | None) -> str:
-    """What the table's dump has to do with rows that are only upstream. Pure."""
+    """Return how the table's dump may explain rows that only the upstream has. Pure."""
     if job is None or not job.takes(table.name):
         return "the table was not dumped: rows that are older than the changefeed are only upstream"
     if dump is None or not dump.state.is_over or dump.high_ts > table.ts:
@@ -203,7 +203,7 @@ def dump_note(table: Table, job: Job | None, dump: TableProgress | None) -> str:
 
 
 class AuditRecords:
-    """What audits of one changefeed have found, in the metadata.
+    """The records of one changefeed's audits in the metadata.
 
     Every call is durable. It needs no owner's fence, as whoever compares lakes may write; where the
     changefeed is gone it does nothing.
@@ -214,7 +214,7 @@ class AuditRecords:
         self._changefeed = changefeed
 
     async def findings(self) -> dict[str, Finding]:
-        """By table.
+        """Return the findings by table.
 
         Raises:
             CorruptError: a record cannot be read.

@@ -1,3 +1,1 @@
-"""What changefeeds replicate from, by the scheme of the source URI:
-each source is a puller with its dump.
-"""
+"""The sources of changefeeds by the scheme of the source URI; each is a puller with its dump."""

@@ -57,7 +57,7 @@ class MySqlSource:
         self._catalogue = CatalogueCheck(changefeed, options)
         self._asking = QueryThreads(_ASKERS, f"asks {changefeed}")
         self.listener: LogListener | None = None
-        """Who follows the log of pullers made from now on, instead of their dump."""
+        """Follows the log for pullers made from now on, in place of their dump."""
 
     @property
     def warnings(self) -> Sequence[str]:

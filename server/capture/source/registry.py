@@ -14,7 +14,7 @@ from server.puller.source import Catalog, Puller, Rows, Source, SourceContext, S
 from storage.model.errors import TidemarkError
 
 MakeSource: TypeAlias = Callable[[str, str], Source]
-"""Of a changefeed's id and its source URI; raises SourceUriError."""
+"""Makes the source from a changefeed's id and its source URI; raises SourceUriError."""
 
 
 def sources(context: SourceContext) -> MakeSource:

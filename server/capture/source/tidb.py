@@ -64,7 +64,7 @@ class TidbSource(ClusterTables):
         return self._chunks
 
     def can_split(self, table: SourceTable) -> bool:
-        """See `server.puller.splitting.Splittable.can_split`."""
+        """See `server.puller.source.Splittable.can_split`."""
         return can_split(table)
 
     async def regions(self, start_key: bytes, end_key: bytes) -> Sequence[bytes]:

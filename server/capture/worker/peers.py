@@ -35,7 +35,7 @@ from storage.model.errors import UnavailableError
 from storage.tasks import together
 
 SHARES: Final = "shares"
-"""Where a capture keeps the sorted rows of shares, in its data directory."""
+"""The name of the directory of shares' sorted rows within a capture's data directory."""
 _LOOK_EVERY_S: Final = 1.0
 _REACH_S: Final = 2.0
 _KNOWN_S: Final = 3.0
@@ -47,7 +47,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PeerAccess:
-    """How captures connect to each other: with the same files everywhere."""
+    """Credentials for connections between captures; all captures have the same files."""
 
     security: SecurityConfig
     token_file: str = ""
@@ -92,12 +92,12 @@ class PeerCapture:
 
     @property
     def is_left_out(self) -> bool:
-        """Whether it was lost a short time ago."""
+        """Whether it was lost a short time ago, so that it gets no tables yet."""
         return time.monotonic() < self._left_out_until_s
 
     @property
     def was_lost(self) -> bool:
-        """Whether it ever was, so that it is tried before it gets tables again."""
+        """Whether it was ever lost; it is then probed before it gets tables again."""
         return self._losses > 0
 
     def share(self, start: ShareStart) -> WorkerShare:
@@ -110,7 +110,7 @@ class PeerCapture:
 
     @cached_property
     def stub(self) -> WorkerServiceStub:
-        """For calls from any thread; reconnects by itself."""
+        """The client for calls from any thread; it reconnects by itself."""
         return stub_at(self.record.address, self._access.security, self._access.token_file)
 
     def do_get(self, ticket: fl.Ticket, timeout_s: float) -> fl.FlightStreamReader:
@@ -203,7 +203,7 @@ class Peers:
         self._leaving.add(identity)
 
     def is_own(self, location: str) -> bool:
-        """Whether readers are sent to this capture by it."""
+        """Whether its location sends readers to this capture."""
         own = self._reached.get(self._id)
         return own is not None and own.location == location
 

@@ -19,7 +19,7 @@ from storage.model.span import Span
 
 W = TypeVar("W")
 GROUP_TABLES: Final = 32
-"""So many tables move at once at most."""
+"""At most so many tables move at the same time."""
 _ROUNDING: Final = 1e-9
 """Sums of the same weights in another order differ by less."""
 
@@ -37,7 +37,7 @@ class TablePlacement(Generic[W]):
         }
         self._worker_of: dict[Span, W] = {}
         self._listed: dict[W, tuple[Span, ...]] = {}
-        """What `tables` has said of workers whose tables are the same since."""
+        """The cached result of `tables` for workers whose tables have not changed."""
         self._parts: dict[Span, tuple[Span, ...]] = {}
         self._whole: dict[Span, Span] = {}
         self._lock = threading.Lock()
@@ -67,7 +67,9 @@ class TablePlacement(Generic[W]):
         return self._worker_of.get(span)
 
     def parts(self, span: Span) -> tuple[Span, ...]:
-        """What is placed of a table: its parts in the order of their keys, or the table itself."""
+        """Return the units of placement of a table: its parts in the order of their keys, or the
+        table itself.
+        """
         return self._parts.get(span, (span,))
 
     def whole(self, span: Span) -> Span:
@@ -96,12 +98,12 @@ class TablePlacement(Generic[W]):
                 self._add(span, worker)
 
     def is_apart(self, worker: W, span: Span) -> bool:
-        """Whether the worker has no other part of the table that a part is of."""
+        """Whether the worker has no other part of the table that a part belongs to."""
         others = self.parts(self.whole(span))
         return all(self._worker_of.get(other) != worker for other in others if other != span)
 
     def has(self, worker: W, span: Span) -> bool:
-        """Whether that worker has the table."""
+        """Whether the worker has the table."""
         return self._worker_of.get(span) == worker
 
     def move(self, spans: Iterable[Span], worker: W) -> None:
@@ -161,15 +163,15 @@ class Move(NamedTuple, Generic[W]):
 
 
 class Balance(NamedTuple):
-    """How tables are to be divided."""
+    """How tables should be divided among workers."""
 
     weights: Mapping[Span, float] = MappingProxyType({})
-    """Of tables that weigh more than 1."""
+    """The weights of tables that weigh more than 1."""
     slack: float = 0.0
     """Workers may differ by this part of what each would have if all had the same."""
 
     def of(self, spans: Collection[Span]) -> float:
-        """What tables weigh together."""
+        """Return the total weight of tables."""
         if not self.weights:
             return float(len(spans))
         return sum(self.weights.get(span, 1.0) for span in spans)
@@ -179,7 +181,7 @@ NO_WEIGHTS: Final = Balance()
 
 
 def is_uneven(tables: Mapping[W, Sequence[Span]], balance: Balance) -> bool:
-    """Whether the heaviest worker has more than its part, by more than the slack."""
+    """Whether the heaviest worker exceeds its fair share by more than the slack."""
     totals = [balance.of(spans) for spans in tables.values()]
     return max(totals) > sum(totals) / len(totals) * (1 + balance.slack)
 

@@ -3,9 +3,9 @@
 `Worker` is what the owner asks of a worker, `Workers` are those that a changefeed is divided among:
 processes of this capture (`WorkerProcess`), or captures of the cluster (`peers`).
 
-`Launch` builds the processes' command lines; `Pool` starts them with the capture, restarts them
-when they die, and drains them after it. They are children as those of `tidemark up`: whatever kills
-the capture ends them at once. Their sockets lie in its data directory, for its user only.
+`Launch` builds the processes' command lines; `Pool` starts them with the capture, restarts
+them when they die, and drains them after it. They are children as those of `tidemark up`: whatever
+kills the capture ends them at once. Their sockets lie in its data directory, for its user only.
 
 The capture's `/metrics` shows the metrics of its processes, too (`WorkersRegistry`), told apart by
 the label `worker`.
@@ -57,7 +57,7 @@ _SCRAPE_S = 1.0
 
 
 class Worker(Protocol):
-    """Who runs shares of changefeeds: a process of this capture, or a capture of the cluster."""
+    """Runs shares of changefeeds: a process of this capture, or another capture of the cluster."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Worker(Protocol):
 
     @property
     def id(self) -> str:
-        """What commands call it: a capture's id, `worker-N` of a process."""
+        """The name used in commands: a capture's id, or `worker-N` for a process."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class Workers(Protocol):
     """The workers that a changefeed is divided among."""
 
     executor: Executor
-    """For asking several of them at the same time."""
+    """For parallel calls to several workers."""
 
     @property
     def term(self) -> int:
@@ -108,7 +108,9 @@ class Workers(Protocol):
 def stub_at(
     address: str, security: SecurityConfig | None = None, token_file: str = ""
 ) -> WorkerServiceStub:
-    """For calls from any thread, which bring the token of a file; reconnects by itself."""
+    """Return a client for calls from any thread; it sends the token of a file and reconnects by
+    itself.
+    """
     files = channel_credentials(security or SecurityConfig())
     channel: grpc.Channel
     if files is None:
@@ -145,7 +147,7 @@ class WorkerProcess:
 
     @cached_property
     def stub(self) -> WorkerServiceStub:
-        """For calls from any thread; reconnects by itself."""
+        """The client for calls from any thread; it reconnects by itself."""
         return stub_at(self.control)
 
     def do_get(self, ticket: fl.Ticket, timeout_s: float) -> fl.FlightStreamReader:
@@ -181,7 +183,7 @@ class WorkerProcess:
 
     @property
     def http(self) -> str:
-        """Where it shows its metrics; empty while it does not run."""
+        """The address of its metrics; empty while it does not run."""
         return self.child.endpoints.get("http", "") if self.child.alive else ""
 
     def kill(self) -> None:
@@ -232,7 +234,7 @@ class WorkersRegistry(CollectorRegistry):
 
 
 REGISTRY = WorkersRegistry()
-"""What `tidemark capture` shows."""
+"""The metrics of the workers, shown by `tidemark capture`."""
 
 
 @contextmanager
@@ -305,16 +307,18 @@ def check_workers(count: int, flight_addr: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What the workers of a capture have in common."""
+    """Settings that all workers of a capture share."""
 
     directory: Path
     """The capture's; absolute."""
     coordinator: str
     flight_addr: str
-    """Of the first worker; the next ones have the next ports, if it is not port 0."""
+    """The address of the first worker; the next workers have the following ports, unless the port
+    is 0.
+    """
     advertise_host: str
     memory_quota_bytes: int
-    """Of each worker, for each changefeed."""
+    """The memory quota of each worker for each changefeed."""
     security: SecurityConfig
     flight_token_file: str = ""
     access_file: str = ""
@@ -322,7 +326,7 @@ class Launch:
     spill_compression: str = NO_COMPRESSION
     spill_encryption: bool = False
     log: LogConfig = field(default_factory=log_config)
-    """As the capture logs."""
+    """The log configuration of the capture."""
 
     def workers(self, count: int) -> list[WorkerProcess]:
         """The workers, not yet started.

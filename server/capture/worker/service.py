@@ -25,12 +25,12 @@ _SPEAK_EVERY_S = 1.0
 _TRAFFIC_EVERY_S = 5.0
 _THREAD_TABLES_MIN = 1000
 COUNT_S = 5.0
-"""For so long a share's tables wait for one that is counted in."""
+"""A share's tables wait this long for a table that is counted in."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def report_interval_s(tables: int) -> float:
-    """How long a share of so many tables is silent between two reports."""
+    """Return the interval between two reports of a share with so many tables."""
     return _TICK_S + tables * _TICK_S_PER_TABLE
 
 
@@ -84,7 +84,7 @@ class WorkerService:
     async def LimitShare(
         self, request: pb.LimitShareRequest, context: Context
     ) -> pb.LimitShareResponse:
-        """How far the schema changes are known."""
+        """Tell the share up to which ts the schema changes are known."""
         hosted, _ = self._host.running(request.changefeed, _run_of(context))
         hosted.assignment.catalog.resolve(request.barrier_ts)
         return pb.LimitShareResponse()
@@ -117,7 +117,7 @@ class WorkerService:
     async def PlanTables(
         self, request: pb.PlanTablesRequest, context: Context
     ) -> pb.PlanTablesResponse:
-        """How much each table has in a range."""
+        """Estimate how much each table has in a range."""
 
         def plan(sink: LocalSink) -> pb.PlanTablesResponse:
             return wire.plan_message(sink.plan_tables(*wire.plan_of(request)))
@@ -144,7 +144,7 @@ class WorkerService:
     async def KeepHistory(
         self, request: pb.KeepHistoryRequest, context: Context
     ) -> pb.KeepHistoryResponse:
-        """From where on what is acknowledged is kept."""
+        """Set the ts above which acknowledged rows are kept."""
 
         def keep(sink: LocalSink) -> pb.KeepHistoryResponse:
             sink.keep_above(request.ts)
@@ -212,7 +212,7 @@ class WorkerService:
 
 
 class _ReportedProgress:
-    """What was reported of a share, so that a message holds only what has changed since."""
+    """The last reported progress of a share: messages hold only what has changed since."""
 
     def __init__(self) -> None:
         self.tables = 0
@@ -228,8 +228,8 @@ class _ReportedProgress:
         return await asyncio.to_thread(self.changes, hosted, now_s)
 
     def changes(self, hosted: Hosted, now_s: float) -> pb.ShareProgress | None:
-        """What has changed since the last call; a message without news after a second of
-        silence.
+        """Return what has changed since the last call; an empty message after a second
+        of silence.
         """
         sink = hosted.processor.sink
         if sink is None:
@@ -306,7 +306,8 @@ def _chunks(hosted: Hosted) -> LocalChunks | None:
 
 
 def ends_of(hosted: Hosted) -> int:
-    """How many pullers of the share have ended; to be read after the positions that it goes with.
+    """Return how many pullers of the share have ended; read it after the positions that it is sent
+    with.
 
     A count that is older than the checkpoint would let a dump take chunks for delivered that were
     lost with a puller.

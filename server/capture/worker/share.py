@@ -29,18 +29,18 @@ from storage.model.span import Span
 
 @dataclass(frozen=True, slots=True)
 class ShareStart:
-    """What a share begins with."""
+    """The state with which a share begins."""
 
     changefeed: str
     tables: tuple[SourceTable, ...]
-    """Those in force at `start_ts`."""
+    """The tables in force at `start_ts`."""
     start_ts: int
     changes: tuple[TableChange, ...] = ()
-    """What is known above `start_ts`."""
+    """The changes known above `start_ts`."""
     term: int = 0
     """The owner's."""
     keep_ts: int = 0
-    """What is acknowledged is kept above it from the start on; 0: it is not kept."""
+    """Acknowledged rows above it are kept from the start on; 0: none are kept."""
 
 
 class Share(Protocol):
@@ -52,7 +52,7 @@ class Share(Protocol):
         ...
 
     def resolved_ts(self, span: Span | None = None) -> int:
-        """How far the table (None: the share) can be read.
+        """Return the ts up to which the table (None: the share) can be read.
 
         Raises:
             TableNotFoundError: a share of this process does not have it, or not yet.
@@ -60,7 +60,7 @@ class Share(Protocol):
         ...
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
-        """How far it is acknowledged."""
+        """Return the ts up to which it is acknowledged."""
         ...
 
     def cut(
@@ -111,7 +111,7 @@ class MovableShare(Share, Protocol):
 
     @property
     def start_ts(self) -> int:
-        """Where it began."""
+        """The ts at which the share began."""
         ...
 
     def add(self, tables: Sequence[tuple[SourceTable, int]], start_ts: int) -> None:
@@ -146,7 +146,7 @@ class WorkerShare(MovableShare, Protocol):
 
     @property
     def stats(self) -> ProcessorStats:
-        """What it holds."""
+        """Return what the share holds."""
         ...
 
     def traffic(self) -> Mapping[Span, Traffic]:
@@ -155,7 +155,7 @@ class WorkerShare(MovableShare, Protocol):
 
     @property
     def ends(self) -> int:
-        """How many pullers of tables have ended; as new as the checkpoint_ts, or newer."""
+        """The number of pullers that have ended; as new as checkpoint_ts, or newer."""
         ...
 
     @property

@@ -234,7 +234,7 @@ class ClusterService:
     async def IsBootstrapped(
         self, _request: pdpb_pb2.IsBootstrappedRequest
     ) -> pdpb_pb2.IsBootstrappedResponse:
-        """Whether a store has started the cluster."""
+        """Whether a store has bootstrapped the cluster."""
         return pdpb_pb2.IsBootstrappedResponse(bootstrapped=self._cluster.bootstrapped)
 
     async def Bootstrap(self, request: pdpb_pb2.BootstrapRequest) -> pdpb_pb2.BootstrapResponse:

@@ -305,7 +305,7 @@ class RegionSplitService:
     async def GetOperator(
         self, _request: pdpb_pb2.GetOperatorRequest
     ) -> pdpb_pb2.GetOperatorResponse:
-        """There are none: clients that wait for one to end go on."""
+        """Answer that there is no operator; clients that wait for one to finish continue then."""
         raise RefusedError(pdpb_pb2.REGION_NOT_FOUND, "Not Found")
 
     async def _split(self, keys: Sequence[bytes], retries: int) -> tuple[list[int], int]:

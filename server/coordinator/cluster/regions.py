@@ -148,7 +148,7 @@ def _leader(
 
 
 def check_region(region: metapb_pb2.Region) -> None:
-    """Whether a region can be one at all; PD lets reversed bounds through and loses what they
+    """Refuse a region that cannot exist; PD accepts reversed bounds and loses the keys that they
     cover.
 
     Raises:

@@ -22,7 +22,7 @@ Version = tuple[int, int, int]
 
 
 def is_removed(store: metapb_pb2.Store) -> bool:
-    """Whether the store is gone for good."""
+    """Whether the store is tombstone."""
     return store.state == metapb_pb2.Tombstone or store.node_state == metapb_pb2.Removed
 
 

@@ -312,7 +312,7 @@ class MaintenanceService:
         return rpc_pb2.HashResponse(header=hashed.header, hash=hashed.hash)
 
     async def AuthStatus(self, _request: rpc_pb2.AuthStatusRequest) -> rpc_pb2.AuthStatusResponse:
-        """There are no users; mTLS says who may come in."""
+        """Answer that there are no users; mTLS decides who may connect."""
         return rpc_pb2.AuthStatusResponse(header=self._header())
 
     async def Authenticate(

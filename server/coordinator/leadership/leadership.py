@@ -75,7 +75,7 @@ class Leadership:
 
     @property
     def held(self) -> bool:
-        """Whether nobody else can lead now."""
+        """Whether no other coordinator can lead now."""
         return not self.ended.is_set() and self._clock() < self._deadline()
 
     def check(self) -> None:

@@ -198,7 +198,7 @@ async def cluster(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answ
 
 
 async def cluster_status(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
-    """Whether a store has started the cluster."""
+    """Answer whether a store has bootstrapped the cluster."""
     return json_answer(
         {"is_initialized": term.cluster.bootstrapped, "replication_status": "REPLICATED"}
     )
@@ -249,7 +249,9 @@ async def regions_of_store(term: LeaderTerm, _request: Request, arguments: Seque
 
 
 async def regions_replicated(_term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
-    """Whether rules are followed: each region has the one copy that it can have."""
+    """Answer whether placement rules are satisfied: each region has the one copy that
+    it can have.
+    """
     return json_answer("REPLICATED")
 
 

@@ -96,15 +96,17 @@ class ClusterStore:
         return await self._snapshot(ts).last_key(begin, end)
 
     async def region_bounds(self, begin: bytes, end: bytes) -> list[bytes]:
-        """Where regions begin within `(begin, end)`;
-        none if these are more than can be asked for at once.
+        """Return the region bounds within `(begin, end)`; none if there are more than one request
+        can return.
         """
         routes = await self._pd.scan_regions(encode_bytes(begin), encode_bytes(end), _REGIONS_MAX)
         starts = [region_start(route) for route in routes] if len(routes) < _REGIONS_MAX else []
         return [key for key in starts if begin < key < end]
 
     def parts(self, table: SourceTable) -> Sequence[Span]:
-        """Where the rows of a table lie, in key order: its own span, or those of its partitions."""
+        """Return the spans of a table's rows in key order: its own span, or those of its
+        partitions.
+        """
         return sorted(physical_spans(table.record), key=lambda part: part.start_key)
 
     def _snapshot(self, ts: int) -> Snapshot:
@@ -128,7 +130,7 @@ class PageRead:
     size_bytes: int
     last: bytes
     ends: bool
-    """Whether nothing of the range is behind it."""
+    """Whether the range ends with it."""
     seconds: float
 
 
@@ -150,7 +152,7 @@ class Pulled:
     generation: Hashable
     """Another one when it is pulled anew: what was added above the checkpoint is lost then."""
     resolved_ts: int
-    """How far its changes are."""
+    """The ts up to which its changes are complete."""
 
 
 class Chunks(Protocol):
@@ -200,7 +202,7 @@ class LocalChunks:
 
     @property
     def ends(self) -> int:
-        """How often a table's puller has ended: then what was added to it may be lost."""
+        """Return how often a table's puller has ended; rows added before that may be lost."""
         return self._held.ends
 
     def tables(self) -> Mapping[int, Pulled]:

@@ -173,7 +173,9 @@ class ClusterDump:
             self._note(dump, str(err))
 
     def _is_taken(self, job: Job, table_id: int, pulled: Pulled) -> bool:
-        """Whether the job takes the table; one that it took stays, whatever it is renamed to."""
+        """Whether the job takes the table; a table once taken stays in the job when it
+        is renamed.
+        """
         return table_id in self._dumps or job.takes(pulled.table.name)
 
     def _is_over(self, table_id: int) -> bool:

@@ -45,7 +45,7 @@ class HoldableRows:
         self.executor = rows.executor
         self.open_transactions = rows.open_transactions
         self.resolved_ts = start_ts
-        """What was passed on."""
+        """The ts up to which changes were passed on."""
         self._span = span
         self._rows = rows
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class HoldableRows:
 
     @property
     def promised_ts(self) -> int:
-        """How far the table's changes are, held or not."""
+        """Return the ts up to which the table's changes are complete, held back or not."""
         return self._promised
 
     def hold(self) -> None:
@@ -126,8 +126,8 @@ class PulledTables:
 
     def __init__(self) -> None:
         self.ends = 0
-        """How many were, and are not any more: chunks of them may be lost that the checkpoint has
-        not reached.
+        """Counts the tables removed from it; chunks of a removed table that the checkpoint has not
+        passed may be lost.
         """
         self._pulled: dict[Span, HoldableTable] = {}
         self._begun = 0

@@ -1,5 +1,5 @@
-"""How a table of the cluster is read: where it is split into ranges, how many rows it seems to have
-left, and how many rows a chunk gets. Pure.
+"""The plan for reading a table of the cluster: its ranges, an estimate of the remaining rows, and
+the number of rows of a chunk. Pure.
 
 Ranges are read by several readers at a time. Their bounds are any bytes: what is a bad bound is a
 slow dump, never a wrong one. Where the table has several regions, which are about as large as one
@@ -20,7 +20,9 @@ from storage.model.span import KeyRange, Span
 from storage.tidb.record import record_key
 
 RANGES_MAX: Final = 32
-"""Of a table that has fewer partitions; their cursors are written together."""
+"""The greatest number of ranges of a table with fewer partitions; the cursors of all are written
+together.
+"""
 _DIGITS: Final = 12
 _NUMBER_BYTES: Final = len(record_key(0, 0))
 _ALL: Final = bytes(range(256))
@@ -41,14 +43,14 @@ _TARGET_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How the keys of one part of a table lay at one moment; all but `part` are hints."""
+    """The keys and size of one part of a table at one moment; all but `part` are hints."""
 
     part: Span
     scale: "KeyScale"
     bounds: tuple[bytes, ...] = ()
-    """Where regions begin in it."""
+    """The region bounds within the part."""
     rows: int | None = None
-    """Of a small part, which is not split; None: more than were counted."""
+    """The number of rows of a part too small to split; None: there were more than were counted."""
 
 
 def cursor_of(key: bytes) -> Cursor:
@@ -67,8 +69,8 @@ def planned_ranges(extents: Sequence[Extent]) -> tuple[Range, ...]:
 
 
 def key_ranges(ranges: Sequence[Range], parts: Sequence[Span]) -> list[KeyRange] | None:
-    """Where ranges as progress has them lie in the parts, both in key order; None:
-    they are of other parts.
+    """Return the key ranges of a progress's ranges within the parts, both in key order; None: the
+    progress is of other parts.
     """
     key_spans: list[KeyRange] = []
     left = list(ranges)
@@ -85,8 +87,8 @@ def key_ranges(ranges: Sequence[Range], parts: Sequence[Span]) -> list[KeyRange]
 
 
 def cuts(scale: "KeyScale", bounds: Iterable[bytes], pieces: int) -> list[bytes]:
-    """At most `pieces` - 1 keys of a scale, ascending: bounds of regions first,
-    equal steps between them.
+    """Return at most `pieces` - 1 keys of a scale, ascending: region bounds first, then equal steps
+    between them.
     """
     inner = [key for key in bounds if scale.first < key < scale.last]
     if len(inner) >= pieces - 1:
@@ -118,7 +120,7 @@ class KeyScale:
         self._digits = [_ALL if is_number else _alphabet(seen, place) for place in places]
 
     def at(self, key: bytes) -> int:
-        """Where a key is; at least 0."""
+        """Return the position of a key on the scale; at least 0."""
         nearest = min(max(key, self.first), self.last)[self._same : self._same + _DIGITS].ljust(
             _DIGITS, b"\0"
         )
@@ -144,8 +146,8 @@ def _alphabet(seen: Iterable[bytes], place: int) -> bytes:
 
 
 class RowEstimate:
-    """How many rows the ranges of a table still have: by the density of what was seen of each,
-    or of all.
+    """Estimates how many rows the ranges of a table still have, from the density of what was read
+    of each or of all.
     """
 
     def __init__(self, ranges: Sequence[KeyRange], extents: Sequence[Extent]) -> None:
@@ -170,7 +172,7 @@ class RowEstimate:
             self._seen[place] = before + rows, width + max(scale.at(last) - scale.at(begin), 1)
 
     def left(self, at: Collection[tuple[int, bytes]]) -> int:
-        """How many rows there seem to be from these keys on, in the ranges that are not done."""
+        """Estimate how many rows there are from these keys on, in the ranges that are not done."""
         density = {place: rows / width for place, (rows, width) in self._seen.items()}
         usual = sum(density.values()) / max(len(density), 1)
         rows = 0.0
@@ -187,17 +189,17 @@ def _within(inner: KeyRange, part: Span) -> bool:
 
 @dataclass(slots=True)
 class ChunkPace:
-    """How many rows the chunks of one table get: as many as take about `_TARGET_S` and
-    `_TARGET_BYTES`, changed by a factor of two at most.
+    """Decides how many rows the chunks of one table have: as many as take about `_TARGET_S` and
+    `_TARGET_BYTES`; it changes by a factor of two at most.
     """
 
     rows: int = 64
     row_bytes: float = 0.0
-    """Of the last chunk, on average."""
+    """The average size of the last chunk's rows."""
 
     def limit(self, job: Job, pages: int) -> int:
-        """How many rows each of so many pages may have:
-        together no more than the job allows in a second.
+        """Return how many rows each of so many pages may have; all together no more than the job
+        allows in a second.
         """
         most = [self.rows]
         if job.rows_per_s:
@@ -222,6 +224,6 @@ class ChunkPace:
 
 
 def least_s(job: Job, rows: int, size_bytes: int) -> float:
-    """How long reading so much has to take, at the rates that the job allows."""
+    """Return the shortest time that reading this much may take at the job's rates."""
     by_rows = rows / job.rows_per_s if job.rows_per_s else 0.0
     return max(by_rows, size_bytes / job.bytes_per_s if job.bytes_per_s else 0.0)

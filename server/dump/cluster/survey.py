@@ -30,7 +30,9 @@ _AT_A_TIME: Final = 8
 
 
 class Store(Protocol):
-    """How keys lie; see `server.dump.cluster.chunks`. Every read raises TidemarkError."""
+    """Reads the key distribution; implemented by `server.dump.cluster.chunks`. Every read raises
+    TidemarkError.
+    """
 
     async def now(self) -> int:
         """A new timestamp."""
@@ -45,11 +47,11 @@ class Store(Protocol):
         ...
 
     async def region_bounds(self, begin: bytes, end: bytes) -> list[bytes]:
-        """Where regions begin."""
+        """Return the region bounds."""
         ...
 
     def parts(self, table: SourceTable) -> Sequence[Span]:
-        """Where the rows of a table lie, in key order."""
+        """Return the spans of a table's rows, in key order."""
         ...
 
 
@@ -72,7 +74,7 @@ class Surveyed:
         self.pace.took(read.rows, read.size_bytes, read.seconds)
 
     def left(self, dump: TableDump) -> int:
-        """How many rows there still seem to be."""
+        """Estimate how many rows are left."""
         ahead = ((place, dump.ahead(place)[0]) for place in range(len(self.ranges)))
         return self.estimate.left(
             [(place, self.begin(place, at)) for place, at in ahead if not at.done]

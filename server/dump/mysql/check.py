@@ -1,5 +1,5 @@
-"""Whether a chunk is what its table holds: sums by the server over the chunk's keys,
-and by us over what was decoded.
+"""Verification of a chunk against its table: the server computes sums over the chunk's keys, and we
+over the decoded rows.
 
     digest of a row  = CRC32(texts of its columns, joined by commas) * 2654435761, as u64
     total of a range = COUNT(*), BIT_XOR(digest)
@@ -52,7 +52,7 @@ _CHARSETS: Final = UTF8 | {
     ),
     *("gb2312", "gbk", "ucs2", "utf16", "utf16le", "utf32"),
 }
-"""Those whose every character the server and we know as the same one; others differ in some."""
+"""Character sets whose every character we decode as the server does; for others some differ."""
 _LONG_FROM: Final = 3
 """Bytes of the length before a value: MEDIUMTEXT,
 LONGTEXT and the like are summed by themselves.
@@ -111,7 +111,7 @@ class ChunkMismatch:
 
 
 class Check:
-    """How the chunks of one table are checked."""
+    """The comparison of one table's chunks."""
 
     def __init__(self, query: ChunkQuery) -> None:
         self._query = query
@@ -253,15 +253,17 @@ def unexplained(mismatch: ChunkMismatch | None, changed: Sequence[pa.Array]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """How a column is compared: `sql` is never NULL, `text` gives a binary array without nulls."""
+    """The canonical form of a column: `sql` is never NULL, `text` gives a binary array without
+    nulls.
+    """
 
     sql: str
     text: Text
 
 
 def canonical(column: Column, name: str) -> Canonical | None:
-    """How a column, by its quoted name, is compared; None: it cannot be,
-    as both sides write it differently.
+    """Return the canonical form of a column by its quoted name; None: it cannot be compared, as the
+    two sides write it differently.
     """
     rule = _of_type(column, name)
     if rule is None:

@@ -167,8 +167,8 @@ class ChunkQuery:
 
 @dataclass(slots=True)
 class ChunkSize:
-    """How many rows to ask for: as many as take about `_TARGET_S` and `TARGET_BYTES`,
-    changed by a factor of two.
+    """Decides how many rows to request: as many as take about `_TARGET_S` and `TARGET_BYTES`; it
+    changes by a factor of two.
     """
 
     rows: int = _ROWS_FIRST
@@ -234,8 +234,8 @@ def _repeated(cursor: Cursor) -> list[Cell]:
 
 
 def selected(column: Column) -> str:
-    """How a column is selected (docs/format/mysql-rows.md): ENUM and SET as numbers,
-    what a log tells as bytes as bytes.
+    """Return the SQL that selects a column (docs/format/mysql-rows.md): ENUM and SET as numbers,
+    and values that the log has as bytes as bytes.
     """
     return (
         f"{quote_identifier(column.name)} | 0"

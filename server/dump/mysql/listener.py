@@ -70,7 +70,7 @@ class DumpListener:
         self._dumps: dict[int, TableDump] = {}
         self._repairs: dict[int, Repairs] = {}
         self._may_be_gone = False
-        """Whether there may be dumps of tables that the log does not know."""
+        """Whether there may be dumps of tables that are absent from the log's tables."""
         self.on_news: Callable[[], None] = lambda: None
         """Called by the log's thread when a window has closed or a table is another one."""
 
@@ -235,7 +235,7 @@ class DumpListener:
 
     @property
     def rounds(self) -> int:
-        """How many rounds are under way."""
+        """The number of rounds in progress."""
         with self._lock:
             return len(self._windows)
 
@@ -276,7 +276,7 @@ class DumpListener:
             self._lags.forget(unique_identifier)
 
     def lags(self) -> dict[str, float]:
-        """How long watermarks have taken through the log, in seconds, each returned once."""
+        """Return the delays of watermarks through the log, in seconds, each once."""
         with self._lock:
             return self._lags.taken()
 
@@ -483,8 +483,8 @@ class DumpCopying:
         return True
 
     def _reads_again_any(self, names: Collection[str]) -> bool:
-        """Whether cuts wait, or will wait, for one of these tables:
-        that is no dump which shows it in part anyway.
+        """Whether cuts wait, now or later, until one of these tables is read again; its partial
+        state is never shown then.
         """
         again = {
             table.name

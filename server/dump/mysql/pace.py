@@ -24,19 +24,19 @@ from storage.model.errors import TidemarkError
 
 ATTEMPTS: Final = 3
 LAG_FACTOR: Final = 1.5
-"""How much more than usual a round may lag."""
+"""The allowed delay of a round, as a multiple of the usual one."""
 GRACE_S: Final = 0.001
-"""What it may lag on top of that, as shorter delays matter to nobody."""
+"""The delay in seconds allowed beyond that; shorter ones do not matter."""
 FAR_S: Final = 0.25
 """A single round that lags so much more than ever before slows the dump down at once."""
 EASE_MIN = 1 / 8
 EASE_FIRST = 1 / 2
 QUIET_FIRST: Final = 5
-"""So many measurements come before the first chunk is read."""
+"""The number of measurements before the first chunk is read."""
 QUIET_EVERY_S: Final = 1.0
 SHARE_MIN: Final = 1 / 2
-"""Of a chunk's rows: each round costs as much again as this half,
-so smaller ones would be CPU for nothing.
+"""The least fraction of a chunk's rows to read: each round has a fixed cost about as high as this
+half.
 """
 _QUIET: Final = 32
 _BUSY: Final = 6
@@ -75,13 +75,13 @@ def next_picks(dumps: Iterable[TableDump], most: int) -> Sequence[Pick]:
 
 @dataclass(slots=True)
 class Pace:
-    """How a table is read; made anew when it is another one."""
+    """The pace at which a table is read; replaced when the table is another one."""
 
     version: int
     query: ChunkQuery
     size: ChunkSize
     epoch: int = -1
-    """Of the last range that was read; -1: none was."""
+    """The epoch of the range read last; -1: none was read."""
 
     def begin(self, epoch: int) -> None:
         """A chunk of this epoch is read next; a later one than before comes of chunks that were
@@ -102,7 +102,7 @@ class Refused:
 
 
 class Refusals:
-    """How often each table was refused in a row, as it is now."""
+    """Counts successive refusals of each table in its present form."""
 
     def __init__(self) -> None:
         self._refused: dict[int, tuple[int, int]] = {}
@@ -136,32 +136,32 @@ class LastRound:
     rows: int = 0
     bytes: int = 0
     rest_until_s: float = 0.0
-    """For the log's sake, whatever the job allows."""
+    """Pauses for the sake of the log, whatever the job allows."""
 
     def until_s(self, job: Job) -> float:
-        """When the next one may begin, at the pace that the job allows now."""
+        """Return the earliest time of the next one at the pace that the job allows now."""
         rows_s = self.rows / job.rows_per_s if job.rows_per_s else 0.0
         bytes_s = self.bytes / job.bytes_per_s if job.bytes_per_s else 0.0
         return max(self.began_s + max(rows_s, bytes_s), self.rest_until_s)
 
 
 class LagGuard:
-    """How hard one dump may read; times are in seconds, of any one clock."""
+    """Decides how fast one dump may read. Times are in seconds of any one clock."""
 
     def __init__(self) -> None:
         self.ease = EASE_FIRST
-        """From EASE_MIN to 1."""
+        """The fraction of full speed, from EASE_MIN to 1."""
         self._quiet: deque[float] = deque(maxlen=_QUIET)
         self._busy: deque[float] = deque(maxlen=_BUSY)
         self._quiet_at = 0.0
 
     @property
     def limit_s(self) -> float:
-        """How much rounds may lag."""
+        """Return the greatest allowed delay of rounds."""
         return LAG_FACTOR * median(self._quiet or [0.0]) + GRACE_S
 
     def quiet_wanted(self, now: float) -> bool:
-        """Whether the lag is to be measured while nothing is read."""
+        """Whether the delay should be measured now, while nothing is read."""
         return len(self._quiet) < QUIET_FIRST or now - self._quiet_at >= QUIET_EVERY_S
 
     def quiet(self, lag_s: float, now: float) -> None:
@@ -186,21 +186,21 @@ class LagGuard:
             self.ease = min(self.ease * _RAISE, 1.0)
 
     def parallel(self, most: int) -> int:
-        """How many chunks to read at a time."""
+        """Return how many chunks to read at a time."""
         return max(round(most * self.ease), 1)
 
     def rows(self, most: int) -> int:
-        """How many rows a chunk may have."""
+        """Return how many rows a chunk may have."""
         return max(int(most * max(self.ease, SHARE_MIN)), 1)
 
     def rest_s(self, read_s: float) -> float:
-        """How long to read nothing after a round that took so long."""
+        """Return how long to pause after a round that took this long."""
         return read_s * min((1 / self.ease - 1) / 2, _REST_MAX)
 
 
 class XaWait:
-    """How long chunks have been read in vain, because the log has the COMMIT of an XA transaction
-    and the server calls it prepared; times are in seconds, of any one clock.
+    """Measures for how long chunks have been read in vain because the log has the COMMIT of an XA
+    transaction while the server shows it as prepared. Times are in seconds of any one clock.
 
     That ends within milliseconds, unless its xid is used again by a transaction without changes, of
     which the log has nothing, or a crash of the server undid the COMMIT.
@@ -219,7 +219,7 @@ class XaWait:
         self._xids = xids
 
     def rest_s(self, now_s: float) -> float:
-        """How long to read nothing after a round: the longer it lasts, the longer."""
+        """Return how long to pause after a round; longer rounds need longer pauses."""
         return (
             min((now_s - self._since_s) / 4, _XA_REST_MAX_S) if self._since_s is not None else 0.0
         )

@@ -98,7 +98,7 @@ class Server:
     def plan(
         self, table: SourceTable, where: str, parts: int
     ) -> tuple[ChunkQuery, tuple[Range, ...], int]:
-        """How a table is read, in which ranges, and about how many rows it has."""
+        """Return how to read a table, its ranges, and an estimate of its rows."""
         name = (table.record.schema_name, table.record.table_name)
         query = self.query(table, where)
         answer = self._ask(_ROWS, *name)
@@ -237,7 +237,7 @@ class ChunkReader:
 
 
 def chunk_query(session: Session, table: SourceTable, where: str = "") -> ChunkQuery:
-    """How a table is read, as the server has it now.
+    """Return the query for a table as the server has it now.
 
     Raises:
         TableDiffersError: a column there is another one than in `table`.

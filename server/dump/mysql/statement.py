@@ -29,7 +29,9 @@ _PACKET_BYTES_MAX = 0xFFFFFF
 _RECEIVE_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 20
 _TYPE_AT = -6
-"""In the definition of a column; flags, decimals and two bytes of filler follow."""
+"""The offset of the type from the end of a column definition; flags, decimals and two filler bytes
+follow it.
+"""
 _HEAD = struct.Struct("<I")
 _PREPARED = struct.Struct("<BIHHxH")
 _EXECUTED = struct.Struct("<BIBI")
@@ -50,7 +52,7 @@ class Statement:
         """
         self._query = query
         self.types: tuple[int, ...] = ()
-        """Of the last result's columns."""
+        """The column types of the last result."""
         self._packets = _Packets(session.raw_socket())
         with answers(f"preparing {query[:80]}"):
             self._packets.send(bytes((_PREPARE,)) + query.encode())
@@ -193,7 +195,7 @@ class _Packets:
         )
 
     def _next(self) -> tuple[int, int]:
-        """Where the body of the next packet lies."""
+        """Return the bounds of the next packet's body."""
         self._fill(_HEAD.size)
         size = _HEAD.unpack_from(self._data, self._at)[0] & _PACKET_BYTES_MAX
         self._fill(_HEAD.size + size)

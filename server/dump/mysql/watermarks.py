@@ -96,8 +96,8 @@ class WatermarkWriter:
             raise
 
     async def looked(self) -> bool:
-        """What rounds lag, and now and then what is usual; False:
-        the log must pass the rounds first.
+        """Measure the delay of rounds, and now and then the usual delay; False: the log must pass
+        the rounds first.
         """
         self._busy(self._listener.lags().values())
         metrics.EASE.labels(self._changefeed).set(self.guard.ease)

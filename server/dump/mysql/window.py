@@ -38,9 +38,7 @@ HIGH: Final = 2
 CHANGED_BYTES_MAX: Final = 128 << 20
 """More keys than these in one window, and its chunks are read again, smaller."""
 _XA_MAX: Final = 4096
-"""How many of the last commits of XA transactions may be under way:
-more than a server has sessions.
-"""
+"""The number of recent XA commits to remember: more than a server has sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,9 @@ class Chunk:
 
     table_id: int
     version: int
-    """Of the table, when it was read (`Windows.version`)."""
+    """The version of the table when it was read (`Windows.version`)."""
     read: Read
-    """Where in the table it was read."""
+    """The position in the table from which it was read."""
     keys: pa.Array
     values: pa.Array
     mismatch: ChunkMismatch | None = None
@@ -82,9 +80,9 @@ class _Round:
     changed: dict[int, list[pa.Array]] = field(default_factory=dict)
     chunks: Sequence[Chunk] = ()
     xa_committed: dict[str, int] = field(default_factory=dict)
-    """In the log before the low watermark; see `Windows`."""
+    """The XA commits in the log before the low watermark; see `Windows`."""
     xa_prepared: frozenset[str] = frozenset()
-    """As the server said behind it."""
+    """The XA transactions that the server showed as prepared after the low watermark."""
 
 
 class Windows:
@@ -100,8 +98,8 @@ class Windows:
         self._xa_commits = 0
         self._changed_bytes_max = changed_bytes_max
         self.xa_unfinished: frozenset[str] = frozenset()
-        """For these the last window was in vain: the log has their COMMIT, and the server calls
-        them prepared.
+        """The XA transactions for which the last window was discarded: the log has their COMMIT,
+        and the server shows them as prepared.
         """
 
     def __len__(self) -> int:
@@ -118,7 +116,7 @@ class Windows:
     def fill(
         self, high: str, chunks: Sequence[Chunk], xa_prepared: frozenset[str] = frozenset()
     ) -> None:
-        """What the round has read; it is about to write its high watermark.
+        """Note what a round has read, before it writes its high watermark.
 
         `xa_prepared` are the XA transactions that the server had prepared between the low watermark
         and the reads.
@@ -162,7 +160,7 @@ class Windows:
         self._versions[table_id] = self.version(table_id) + 1
 
     def ends(self, unique_identifier: str) -> bool:
-        """Whether this is the high watermark of a round under way."""
+        """Whether this is the high watermark of a round in progress."""
         return any(each.high == unique_identifier for each in self._rounds)
 
     def watermark(self, unique_identifier: str, kind: int, commit_ts: int) -> list[Closed]:

@@ -44,7 +44,9 @@ class PumpOfflineError(InvalidError):
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Whose changes, from where on, and where they go."""
+    """The input and output of a puller: the changefeed, its tables, its start_ts, and where rows
+    go.
+    """
 
     changefeed: str
     tables: Sequence[SourceTable]

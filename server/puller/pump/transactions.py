@@ -109,7 +109,7 @@ class Merge:
         del self._lanes[pump]
 
     def position_ts(self, pump: str) -> int:
-        """How far a pump has sent."""
+        """The ts up to which a pump has sent its binlogs."""
         return self._lanes[pump].position_ts
 
     def waiting_bytes(self, pump: str) -> int:
@@ -188,7 +188,7 @@ class Tables:
 
     @property
     def spans(self) -> list[Span]:
-        """Where rows go."""
+        """Return the spans of the taken tables."""
         return [table.span for table in self._taken.values()]
 
     def take(self, table: SourceTable, dropped: Sequence[str] = ()) -> None:

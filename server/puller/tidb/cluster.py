@@ -118,7 +118,7 @@ class Schemas:
             yield page
 
     async def present(self, keys: Sequence[bytes], ts: int) -> Collection[bytes]:
-        """Those of `keys` that have a value at `ts`; raises as `rows`."""
+        """Return those of `keys` that have a value at `ts`; raises as `rows`."""
         rows = await self._snapshot(ts).batch_get(keys)
         await self._check_kept(ts)
         return rows.keys()

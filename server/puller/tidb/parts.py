@@ -1,4 +1,5 @@
-"""Where a big table is split into parts, and that a part has no rows of another one.
+"""Parts of big tables: the region bounds at which a table is split, and the proof that parts do not
+share rows.
 
 A table is split where regions begin, so that a region's changes go to one capture. Regions may
 merge later: the store is asked for a part's keys only, but not every version of TiKV leaves out
@@ -21,7 +22,7 @@ _REGIONS_AT_ONCE: Final = 1024
 
 
 async def regions_within(pd: PdClient, start_key: bytes, end_key: bytes) -> list[bytes]:
-    """Where regions begin within `(start_key, end_key)`, ascending.
+    """Return the region bounds within `(start_key, end_key)`, ascending.
 
     Raises:
         UnavailableError: the coordinator does not answer.

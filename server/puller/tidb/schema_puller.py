@@ -89,8 +89,8 @@ class SchemaPuller:
 
 
 class JobRows:
-    """Where the change feed's rows of DDL jobs go;
-    both calls of a sorter come from another thread.
+    """Receives the change feed's rows of DDL jobs; both methods of a sorter are called from another
+    thread.
     """
 
     def __init__(self, start_ts: int) -> None:
@@ -125,7 +125,7 @@ class JobRows:
             self.loop.call_soon_threadsafe(self._moved.set)
 
     async def wait_resolved(self, above_ts: int) -> int:
-        """Up to where all jobs are known, as soon as it is above `above_ts`."""
+        """Wait until all jobs are known up to a ts above `above_ts`, and return that ts."""
         # The event is set on this loop only (`call_soon_threadsafe`), so none is missed between the
         # look and the wait.
         while (known_ts := self._known_ts()) <= above_ts:

@@ -64,8 +64,8 @@ class Reread:
 
     ts: int = 0
     emptied: bool = False
-    """Whether what readers had is of no use to them: keys have other values,
-    or a column has another type.
+    """Whether readers must discard what they have: keys have other values, or a column has another
+    type.
     """
 
 
@@ -94,7 +94,7 @@ def tidb_table(record: TableRecord) -> SourceTable:
 
 
 def can_split(table: SourceTable) -> bool:
-    """Whether the parts of a table, taken together, give the rows of the whole in the same order.
+    """Whether the parts of a table together give the rows of the whole in the same order.
 
     Not so where an update may change a row's key and leave its record where it is: the row of the
     new key could come from another part than what was under that key before. Rows are numbered
@@ -122,7 +122,7 @@ def part(table: SourceTable, span: Span) -> SourceTable:
 
 
 def part_of(record: TableRecord) -> Span | None:
-    """Where the rows of a part are; None: the record is that of a whole table.
+    """Return the span of a part's rows; None: the record is of a whole table.
 
     Raises:
         InvalidError: it cannot be read.
@@ -140,8 +140,8 @@ def part_of(record: TableRecord) -> Span | None:
 
 
 def key_is_in_rows(record: TableRecord) -> bool:
-    """Whether the key that readers know is told by rows only,
-    as the record key does not hold it whole.
+    """Whether only row values hold the key that readers know, since the record key does not hold
+    all of it.
     """
     return not TableInfo.parse(record.table_info).handle_is_key
 
@@ -179,7 +179,7 @@ def reread_of(record: TableRecord) -> Reread:
 
 
 def _is_retyped(before: TidbMounter, now: TidbMounter) -> bool:
-    """Whether readers have a column of another type."""
+    """Whether a column that readers see has another type."""
     types = {field.metadata[COLUMN_ID]: field.type for field in before.schema if field.metadata}
     fields = (field for field in now.schema if field.metadata)
     return any(types.get(field.metadata[COLUMN_ID], field.type) != field.type for field in fields)
@@ -279,7 +279,7 @@ def part_spans(record: TableRecord) -> Sequence[Span]:
 
 
 def physical_spans(record: TableRecord) -> Sequence[Span]:
-    """Where the table's rows lie in the store: its partitions, or it is one itself."""
+    """Return the spans of the table's rows in the store: one, or one for each partition."""
     return part_spans(record) or (table_span(int(record.table_info["id"])),)
 
 

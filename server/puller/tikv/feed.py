@@ -48,7 +48,7 @@ _VERSION = "8.5.0"
 _RESOLVED_BYTES = 16
 _BUSY_MS = 100
 _GATHER_BYTES = 256 << 10
-"""What is worth a take of its own."""
+"""Received messages are handed over once they have this many bytes."""
 _request_ids = itertools.count(1)
 _log = structlog.get_logger(__name__)
 T = TypeVar("T")

@@ -1,4 +1,5 @@
-"""How far a span is pulled: the minimum over its sub-ranges, served by a region or being located.
+"""The resolved_ts of a span: the minimum over its sub-ranges, each served by a region or being
+located.
 
 Pure.
 

@@ -79,7 +79,7 @@ class BatchedCall(Stream):
         return not self.remote_closed
 
     def done(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Whether the answer is no longer awaited."""
         # The route asks just before it takes the call: a timer for each would cost more than most
         # calls.
         if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -166,7 +166,7 @@ class BatchedStream(Stream):
         return self._begun
 
     def done(self) -> bool:
-        """Whether nobody waits for answers any more."""
+        """Whether answers are no longer awaited."""
         return self.finishing
 
     def set_result(self, answer: Answer) -> None:

@@ -377,7 +377,7 @@ class Context(grpc.aio.ServicerContext[Any, Any]):
         return self._call.time_remaining()
 
     def cancelled(self) -> bool:
-        """Whether the client gave up."""
+        """Whether the client cancelled the call."""
         return self._call.given_up
 
     def done(self) -> bool:

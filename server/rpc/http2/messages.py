@@ -43,7 +43,7 @@ class MessageReader:
 
     @property
     def pending(self) -> bool:
-        """Whether there is more to decompress of what has come."""
+        """Whether more of the received bytes can be decompressed."""
         return self._inflating is not None
 
     def feed(self, data: bytes) -> list[bytes]:

@@ -54,7 +54,7 @@ class FeedHub:
 
     @property
     def wants_old_values(self) -> bool:
-        """Whether a subscription wants to know what a prewrite replaces."""
+        """Whether a subscription requests the values that prewrites replace."""
         return any(
             subscription.old_values
             for listed in self._by_region.values()

@@ -48,7 +48,7 @@ class Subscription:
     resolved_ts: int = field(default=0)
 
     def covers(self, change: Change) -> bool:
-        """Whether the client asked for this key, and for this writer."""
+        """Whether the client requested this key and this writer."""
         if self.filter_loop and change.txn_source & _CDC_SOURCE:
             return False
         return self.lower <= change.encoded and (not self.upper or change.encoded < self.upper)

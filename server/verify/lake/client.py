@@ -74,7 +74,9 @@ class Lake:
         return range_checksums
 
     async def extent(self, table: Table) -> Extent:
-        """How many rows the table has, and the ends of its key's first column, an integer."""
+        """Return the number of rows of the table, and the least and greatest value of its key's
+        first column, an integer.
+        """
         answer = await self._ask("extent", **_table_members(table))
         return Extent(int(answer["rows"]), answer["least"], answer["greatest"])
 

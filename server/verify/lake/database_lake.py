@@ -48,9 +48,7 @@ class Reader(Protocol):
         """The newest record, and the fence of each table."""
 
     def batches(self, table: str, query: str, schema: Any) -> Iterator[Any]:
-        """What a query gives of a table's columns, as RecordBatches that can be cast to
-        `schema`.
-        """
+        """Return a query's rows as RecordBatches that can be cast to `schema`."""
 
     def close(self) -> None:
         """End the snapshot."""

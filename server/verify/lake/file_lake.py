@@ -64,7 +64,9 @@ class LakeTable:
 
     @property
     def mode(self) -> str:
-        """What the lake keeps of it: rows, every change, or every version of a row."""
+        """Return what the lake keeps of the table: rows, every change, or every version
+        of a row.
+        """
         mode = next(
             (record.mode for record in self.cuts if record.end_ts == self.question.ts), None
         )

@@ -43,7 +43,9 @@ class LakeSide(Protocol):
         """
 
     def extent(self, question: Question) -> Extent:
-        """How many rows a table has, and the ends of its key's first column, an integer."""
+        """Return the number of rows of a table, and the least and greatest value of its key's first
+        column, an integer.
+        """
 
     def range_checksums(self, question: Question) -> bytes:
         """The sums of a table; without the table nothing was counted."""
@@ -129,7 +131,7 @@ def _read(path: str) -> Any:
 
 
 _directories: list[Path] = []
-"""What has to be removed where the process ends in the middle of a question."""
+"""Directories to remove if the process ends before it has answered."""
 _GRACE_S = 2.0
 _NICE = 15
 

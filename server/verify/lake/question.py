@@ -1,5 +1,5 @@
-"""What the command asks its lake process about one table,
-and the mapping of its batches to answers. Pure.
+"""The protocol between `verify` and its lake process: one question about a table, and answers as
+record batches. Pure.
 """
 
 import base64
