@@ -20,7 +20,7 @@ from gcsafepoint.explain.names import CREATING_PREFIX, feed_of, generation_of
 from server.capture import long_lived
 from server.capture.audit import Audit, check_audit
 from server.capture.catalog import terms_of
-from server.capture.checkpoint_saver import CheckpointSaver, Handlers
+from server.capture.checkpoint_saver import CheckpointHandlers, CheckpointSaver
 from server.capture.creation import check_range, select_tables
 from server.capture.errors import (
     AuditUnsupportedError,
@@ -85,7 +85,9 @@ class Changefeeds:
             self._records,
             self._safepoints,
             self._changing,
-            Handlers(self._on_lost, self._end, self._go_on_with_filter, self._look_at_doubted),
+            CheckpointHandlers(
+                self._on_lost, self._end, self._go_on_with_filter, self._look_at_doubted
+            ),
         )
         self._tasks: asyncio.TaskGroup | None = None
         self._is_leaving = False
@@ -144,7 +146,7 @@ class Changefeeds:
             # It may run elsewhere next, and nobody would delete its sorted rows here.
             for feed in ended if self._only else ():
                 await asyncio.to_thread(feed.processor.wipe)
-            long_lived.ended(sum(len(feed.catalog.read()) for feed in ended))
+            long_lived.dropped_tables(sum(len(feed.catalog.read()) for feed in ended))
 
     async def leave(self) -> None:
         """Wait for the changes under way, for `_LEAVE_S` at most; later ones are refused.
@@ -413,7 +415,7 @@ class Changefeeds:
             await self._records.remove(feed.id, max(map(generation_of, own)))
             del self.feeds[feed.id]
             _log.info("changefeed removed", changefeed=feed.id)
-            long_lived.ended(len(feed.catalog.read()))
+            long_lived.dropped_tables(len(feed.catalog.read()))
 
     async def _services(self, feed: Feed) -> list[str]:
         """The services at the coordinator that keep history for a changefeed."""

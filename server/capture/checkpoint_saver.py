@@ -42,8 +42,8 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Handlers:
-    """What follows from where a changefeed is."""
+class CheckpointHandlers:
+    """Callbacks for the states in which a changefeed's checkpoint is found."""
 
     on_lost: Callable[[Feed, SnapshotLostError], None]
     """History is gone that it still needs."""
@@ -64,7 +64,7 @@ class CheckpointSaver:
         records: Records,
         safepoints: ChangefeedSafePoints,
         changing: asyncio.Lock,
-        handlers: Handlers,
+        handlers: CheckpointHandlers,
     ) -> None:
         self._feeds = feeds
         self._records = records
@@ -182,7 +182,9 @@ class CheckpointSaver:
         await self._safepoints.sweep(service_ids, unprotected | protected)
 
     async def _load_audits(self) -> None:
-        """What audits have found is written by lake jobs and by `verify`, and only shown here."""
+        """Read the results of audits; lake jobs and `verify` write them, the capture only shows
+        them.
+        """
         if time.monotonic() < self._audits_s or not any(
             feed.info.audit_s for feed in self._feeds.values()
         ):
@@ -193,7 +195,7 @@ class CheckpointSaver:
             feed.audit = audits.get(feed.id, Audit())
 
     def _is_due(self, feed: Feed) -> bool:
-        """Whether the changefeed's safepoint is to be set now.
+        """Whether the changefeed's safepoint should be set now.
 
         A stopped changefeed's safepoint is not renewed: it expires after 24 h, unless the
         changefeed is resumed.

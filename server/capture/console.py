@@ -38,13 +38,13 @@ from storage.model.ts import physical_ms
 
 _DOCUMENT: Final = "/console.json"
 _TABLES_SHOWN: Final = 200
-"""Of the changefeed whose details are open; the slowest ones."""
+"""The number of tables shown of the selected changefeed; the slowest ones come first."""
 _CHANGEFEEDS_SHOWN: Final = 500
 _FINDINGS_SHOWN: Final = 100
 _GC_EVERY_S: Final = 10.0
 """An explanation of GC asks all stores for locks, so pages share one for ten seconds."""
 _DUMP_EVERY_S: Final = 5.0
-"""How old what is shown of a dump may be; the metadata is asked for it."""
+"""The greatest age of a shown dump progress in seconds; after it the metadata is read again."""
 _GC_CALL_S: Final = 5.0
 _BLOCKERS: Final = 5
 _ROWS_IN: Final = "tidemark_sorter_rows_in_total"
@@ -66,15 +66,15 @@ class Console:
     ) -> None:
         """`cluster` tells of the daemons beside the captures."""
         self._access = access or OpenAccess()
-        self._cluster = _Remembered[list[dict[str, Any]]](cluster or _nobody, [], keeps=True)
+        self._cluster = _CachedAnswer[list[dict[str, Any]]](cluster or _nobody, [], keeps=True)
         self._api = api
         self._services = services
         self._explain_gc = explain_gc
         self._pages = console_pages()
         self._began_s = time.monotonic()
         self._rate = _Rate()
-        self._gc = _Remembered(self._ask_gc, None, keeps=False)
-        """What holds GC back; None where no coordinator explains it."""
+        self._gc = _CachedAnswer(self._ask_gc, None, keeps=False)
+        """The blockers of GC; None if no coordinator answers `gc explain`."""
 
     async def answer(self, request: Request) -> Answer:
         """See `RpcServer.serve_http1`. Raises nothing."""
@@ -167,7 +167,9 @@ class Services:
         ]
 
     async def dump(self, changefeed: str) -> dict[str, Any] | None:
-        """How far its dump is, a few seconds ago at most; None: it has none."""
+        """Return the progress of a changefeed's dump, a few seconds old at most; None: there is no
+        dump.
+        """
         asked_s, seen = self._dumps_seen.get(changefeed, (-_DUMP_EVERY_S, None))
         if time.monotonic() - asked_s < _DUMP_EVERY_S:
             return seen
@@ -198,7 +200,7 @@ class Services:
 
 
 class _Rate:
-    """How fast a counter grows between two looks that are at least a second apart."""
+    """Measures how fast a counter grows between two reads that are at least a second apart."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
@@ -216,11 +218,11 @@ class _Rate:
         return self._per_s
 
 
-class _Remembered(Generic[T]):
-    """What a coordinator said, at most ten seconds old."""
+class _CachedAnswer(Generic[T]):
+    """Caches a coordinator's answer for ten seconds."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], nothing: T, *, keeps: bool) -> None:
-        """Where it does not answer it is `nothing`; if it `keeps`, what was said before."""
+        """Without an answer the value is `nothing`, or with `keeps` the last answer."""
         self._ask = ask
         self._nothing = self._said = nothing
         self._keeps = keeps

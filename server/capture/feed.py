@@ -30,7 +30,7 @@ _FILTER_AGAIN_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class FeedFactory:
-    """What changefeeds are made with."""
+    """Dependencies for building feeds."""
 
     records: Records
     make_source: MakeSource
@@ -38,19 +38,19 @@ class FeedFactory:
 
 
 @dataclass(slots=True)
-class Reading:
-    """When the rows of a changefeed that runs were last asked for: whether anybody reads it.
+class ReadActivity:
+    """When the rows of a running changefeed were last requested: shows whether anything reads it.
 
     Set by Flight's threads; times are the monotonic clock's.
     """
 
     since_s: float
-    """From when on it is known: this capture has run the changefeed since then."""
+    """The time from which on requests are known: this capture has run the changefeed since then."""
     asked_s: float | None = None
-    """When rows were last asked for; None: not since `since_s`."""
+    """The time of the last request for rows; None: no request since `since_s`."""
 
     def idle_s(self, now_s: float) -> float:
-        """For how many seconds, at least, nobody has asked for rows."""
+        """Return for how many seconds, at least, no rows have been requested."""
         return max(0.0, now_s - (self.since_s if self.asked_s is None else self.asked_s))
 
 
@@ -65,7 +65,7 @@ class Delivery:
         self.last_ts = start_ts
         """No row after it has been acknowledged: the end of the last cut that had rows."""
         self.read_ts = 0
-        """Up to which a reader has acknowledged since this capture runs it."""
+        """The greatest ts that a reader has acknowledged since this capture runs the changefeed."""
         self._planned: dict[tuple[str, int], tuple[int, int]] = {}
         self._lock = threading.Lock()
 
@@ -96,7 +96,7 @@ class Feed:
 
     info: ChangefeedInfo
     checkpoint_ts: int
-    """As the metadata has it."""
+    """The checkpoint that the metadata has."""
     source: Source
     catalog: FeedCatalog
     processor: Processor
@@ -106,16 +106,14 @@ class Feed:
     record_error: TidemarkError | None = None
     """Why its records cannot be read; it only holds back GC then, as before, and can be removed."""
     is_info_readable: bool = True
-    """Whether `info` is its record; else it stands for one that cannot be read, and is never
-    written.
-    """
+    """Whether the record was readable; else `info` is a stand-in, which is never written."""
     job: JobReport | None = None
-    """What the lake job last reported; set by Flight's threads, too."""
+    """The last report of the lake job; Flight's threads set it, too."""
     job_saved: JobReport | None = None
-    """As the metadata has it: of a job that has given up."""
+    """The report that the metadata has, saved when the job gave up."""
     audit: Audit = field(default_factory=Audit)
-    """What its audit has found, as the metadata has it."""
-    reading: Reading = field(default_factory=lambda: Reading(time.monotonic()))
+    """The audit's result that the metadata has."""
+    reading: ReadActivity = field(default_factory=lambda: ReadActivity(time.monotonic()))
     delivery: Delivery = field(init=False)
     readers: Readers = field(init=False)
     history: KeptHistory = field(init=False)
@@ -133,7 +131,9 @@ class Feed:
     """Loop time at which it was set; 0: not by this owner."""
 
     def __post_init__(self) -> None:
-        """What was delivered before is not known: nothing after the checkpoint was."""
+        """Start the delivery at the checkpoint: it is unknown what a previous run delivered above
+        it.
+        """
         self.delivery = Delivery(self.checkpoint_ts)
         self.history = KeptHistory(is_kept=bool(self.info.retention))
         self.read_by({})
@@ -230,18 +230,18 @@ class Feed:
             # What its service holds is not enough: another one has to stay until it is set anew.
             self.safepoint_ts, self.safepoint_time = 0, 0.0
         self.checkpoint_ts, self.settled_ts = checkpoint_ts, 0
-        self.reading = Reading(time.monotonic())
+        self.reading = ReadActivity(time.monotonic())
         self.delivery = Delivery(checkpoint_ts)
         self.history.begin(is_kept=bool(self.info.retention))
         self.processor = self.factory.make_processor(
             _assignment(self.info, self.source, self.catalog, checkpoint_ts)
         )
-        long_lived.ended(tables)
+        long_lived.dropped_tables(tables)
 
     @property
     def kept_ts(self) -> int:
-        """What was committed above it can be read: below the checkpoint only where history is
-        kept.
+        """The ts above which rows can still be read; below the checkpoint only if
+        history is kept.
         """
         sink, checkpoint_ts = self.processor.sink, self.processor.checkpoint_ts
         if sink is None or not self.history.is_kept:
@@ -249,7 +249,8 @@ class Feed:
         return min(max(sink.kept_ts(), self.processor.start_ts), checkpoint_ts)
 
     def start_of_reader(self, start_ts: int) -> int:
-        """Where another reader begins that asks for all above `start_ts`; 0: for all that is kept.
+        """Return the ts at which a new reader begins that requests everything above `start_ts`; 0:
+        everything that is kept.
 
         Raises:
             RangeCleanedError: not all of it is kept.
@@ -270,13 +271,13 @@ class Feed:
 
     @property
     def failed_s(self) -> float:
-        """For how long its lake job has given up; 0 if it has not."""
+        """The number of seconds since its lake job gave up; 0 if it has not."""
         return failed_for_s(self.info, self.job, datetime.now(UTC))
 
     @property
     def is_ending(self) -> bool:
-        """Whether its end or removal is to be carried out:
-        what is acknowledged up to target_ts is durable.
+        """Whether the changefeed should be finished or removed now: everything up to target_ts is
+        acknowledged durably.
         """
         if self.info.state.is_running:
             return 0 < self.info.target_ts <= self.checkpoint_ts
@@ -286,8 +287,8 @@ class Feed:
 
     @property
     def is_filter_due(self) -> bool:
-        """Whether a new filter is to come in force now, or at another ts than was planned: no cut
-        ends at that one, as tables are read again.
+        """Whether a new filter comes into force now, or at another ts than planned: no cut can end
+        at the planned ts, since tables are read again there.
         """
         update = self.info.filter_update
         if update is None or not self.info.state.is_running:
@@ -330,7 +331,7 @@ def _catalog(
     rules: Sequence[str],
 ) -> FeedCatalog:
     save = partial(factory.records.schemas.append, info.id)
-    with long_lived.making(sum(len(change.tables) for change in history)):
+    with long_lived.building_tables(sum(len(change.tables) for change in history)):
         return FeedCatalog(terms_of(info, rules), source, history, start_ts, save)
 
 

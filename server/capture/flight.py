@@ -2,7 +2,7 @@
 
 A changefeed that does not run here right now (paused, restarting, elsewhere) is UNAVAILABLE:
 readers wait and ask again. After a restart the rows are pulled anew, so ranges above what is
-resolved so far are waited for (`Waiting`); calls that wait are ended when the server closes.
+resolved so far are waited for (`FlightWaits`); calls that wait are ended when the server closes.
 
 Which table a name means is a question of ts: the changefeed's versions answer it (`sink.versions`).
 No cut, slice or read crosses a DDL.
@@ -19,7 +19,7 @@ from server.capture.errors import ChangefeedFailedError, ChangefeedNotRunningErr
 from server.capture.feed import Feed
 from server.capture.history import not_kept
 from server.capture.processor import Sink
-from server.capture.readers import UNNAMED, Kept, ReaderInvalidError
+from server.capture.readers import UNNAMED, KeptRange, ReaderInvalidError
 from server.capture.runner import note_job
 from server.changefeed.info import State
 from sink.cut import Slice
@@ -53,7 +53,7 @@ _START_STEP_S = 0.02
 _NAMES_TOLD = 20
 
 
-class Waiting:
+class FlightWaits:
     """Shared by all calls of one listener."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class OwnerFeeds:
 
     def __init__(self, running: RunningFeeds) -> None:
         self._feeds = running
-        self._waiting = Waiting()
+        self._waiting = FlightWaits()
 
     def close(self) -> None:
         """End all waiting."""
@@ -283,14 +283,16 @@ class OwnerFeeds:
 
     @staticmethod
     def _of_all_readers(feed: Feed, sink: Sink, reader: str, ts: int) -> int:
-        """Up to where all readers of the changefeed have its changes, this one up to `ts`."""
+        """Return the ts up to which all readers have the changefeed's changes, when this reader has
+        them up to `ts`.
+        """
         # Before it counts: a reader that claims too much would not hold what it has yet to take.
         if (reader or feed.readers) and ts > sink.resolved_ts():
             raise AckAboveResolvedError(
                 f"reader {reader!r} cannot have {ts}: it is complete up to {sink.resolved_ts()} "
                 "here; after a restart, try again when it has been pulled again"
             )
-        kept = Kept(sink.checkpoint_ts(), feed.kept_ts)
+        kept = KeptRange(sink.checkpoint_ts(), feed.kept_ts)
         return feed.readers.acknowledged(reader, ts, kept)
 
     def report(self, changefeed: str, report: Report) -> None:
@@ -363,7 +365,8 @@ def _check_begun(feed: Feed, start_ts: int) -> None:
 
 
 def _stops(feed: Feed) -> tuple[int, int]:
-    """Where the changefeed comes to its end, and where a refusal stops it; MAX_TS: nowhere.
+    """Return the ts at which the changefeed ends and the ts at which a refused DDL stops it;
+    MAX_TS: it does not.
 
     The last stretch is taken, however short it is.
     """
@@ -374,8 +377,8 @@ def _stops(feed: Feed) -> tuple[int, int]:
 def _worth_a_cut(
     sink: Sink, spans: Sequence[Span] | None, start_ts: int, end_ts: int, oldest_ms: int
 ) -> bool:
-    """Whether there are rows to take, or the reader's position has grown old;
-    each cut costs the reader a commit.
+    """Whether a cut should be made: there are rows, or the reader's position has grown old; each
+    cut costs the reader a commit.
     """
     if physical_ms(end_ts) - physical_ms(start_ts) >= oldest_ms:
         return True

@@ -17,7 +17,7 @@ from sorter.errors import RangeCleanedError, TableNotFoundError
 
 
 def not_kept(changefeed: str, start_ts: int, kept_ts: int) -> RangeCleanedError:
-    """What to say to a reader that asks for more than is kept."""
+    """Return the error for a reader that requests history older than what is kept."""
     return RangeCleanedError(
         f"changefeed {changefeed} keeps what was committed after {kept_ts} ({time_of(kept_ts)}), and "
         f"what was between {start_ts} and then is gone: begin at {kept_ts} or later. A longer history "
@@ -26,15 +26,15 @@ def not_kept(changefeed: str, start_ts: int, kept_ts: int) -> RangeCleanedError:
 
 
 class KeptHistory:
-    """What of a changefeed's acknowledged history its run keeps."""
+    """The acknowledged history that a run of a changefeed keeps."""
 
     def __init__(self, *, is_kept: bool) -> None:
         self.changing = asyncio.Lock()
         """Held while some of it is given up, and while a reader is given its place in it."""
         self.size_bytes = 0
-        """As of the last look."""
+        """The size at the last measurement."""
         self.is_kept = is_kept
-        """Whether the run keeps any: it does until its end then."""
+        """Whether the run keeps history; that does not change before the run ends."""
         self._sink: Sink | None = None
         self._history = RetainedHistory(0)
 
@@ -42,7 +42,7 @@ class KeptHistory:
         """Another run begins: nothing of the one before is kept."""
         self.is_kept, self.size_bytes, self._sink = is_kept, 0, None
 
-    def look(self, sink: Sink, due: "Due") -> None:
+    def look(self, sink: Sink, due: "RetentionBounds") -> None:
         """Measure what was acknowledged since the last look, and give up what is due; blocks.
 
         Raises:
@@ -68,8 +68,8 @@ class KeptHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """What decides how much of a history is kept."""
+class RetentionBounds:
+    """Inputs for deciding how much history to keep."""
 
     retention: Retention
     held_ts: int

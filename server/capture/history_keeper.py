@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from server.capture.feed import Feed
-from server.capture.history import Due
+from server.capture.history import RetentionBounds
 from storage.model.errors import TidemarkError
 
 _LOOK_EVERY_S: Final = 2.0
@@ -63,7 +63,7 @@ async def _give_up_due(feed: Feed) -> None:
         sink = feed.processor.sink
         if sink is None:
             return
-        due = Due(
+        due = RetentionBounds(
             feed.info.retention,
             # Read under the lock: a reader that comes now has its place already.
             feed.readers.held_ts(),

@@ -52,21 +52,23 @@ _OPEN_BYTES = 64 << 20
 _OPEN_DIRECTORY = "open-transactions"
 LOCKS_MAX = 100
 _THREAD_TABLES_MIN = 1000
-"""To open a hundred thousand tables takes seconds."""
+"""From this number of tables on they are opened in a thread: opening a hundred thousand tables
+takes seconds.
+"""
 _STUCK_MS = 2_000
 _LOCKS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the processors of a process share."""
+    """Resources shared by the processors of a process."""
 
     context: SourceContext
     directory: Path
     memory_quota_bytes: int
-    """For each changefeed."""
+    """The memory quota of each changefeed."""
     codec: SpillCodec = PLAIN
-    """How rows that they spill lie on disk."""
+    """The form of rows spilled to disk: compressed, encrypted, or plain."""
 
 
 class LocalProcessor(ProcessorPosition):
@@ -244,7 +246,7 @@ class LocalProcessor(ProcessorPosition):
         if tables < _THREAD_TABLES_MIN:
             run.open()
             return
-        with long_lived.making(tables):
+        with long_lived.building_tables(tables):
             opening = asyncio.get_running_loop().run_in_executor(None, run.open)
             try:
                 await asyncio.shield(opening)
@@ -310,7 +312,9 @@ def slowest_tables(
 def _pulled_ts(
     processor: LocalProcessor, pullers: Mapping[Span, TablePuller], table: SourceTable
 ) -> int:
-    """How far the table was pulled; a log's tables are as far as they were added."""
+    """Return the ts up to which the table was pulled; tables of a log count as pulled up to the ts
+    that was added.
+    """
     if table.span in pullers:
         return pullers[table.span].resolved_ts
     return processor.sink.resolved_ts(table.span) if processor.sink else processor.start_ts

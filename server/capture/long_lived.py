@@ -4,11 +4,11 @@ A changefeed of a hundred thousand tables has millions of objects that live as l
 full collection looks at all of them, and the process stands still meanwhile, with all its threads:
 0.3 s and more for a hundred thousand tables, several times while they are read.
 
-So the collector is off while they are made (`making`), and then they are frozen, as `gc.freeze`
-calls it: it does not look at them any more. What no reference is left to is freed as ever. Cycles
-are not, and a run that ends leaves some: so `ended` lets it look at everything once, and freezes
-what is left. What comes later and stays is frozen by the first full collection that takes long: of
-very many tables some state comes with their first rows.
+So the collector is off while they are made (`building_tables`), and then they are frozen by
+`gc.freeze`: it does not look at them any more. Objects without references are freed as ever. Cycles
+are not, and a run that ends leaves some: so `dropped_tables` lets the collector look at everything
+once, and freezes what is left. State that tables get with their first rows is frozen by the first
+full collection that takes long.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ class _Collections:
 
 _collections = _Collections()
 _under_way: list[int] = []
-"""How many tables are being made, each time."""
+"""The sizes of the sets of tables that are being built now."""
 
 
 @contextmanager
-def making(tables: int) -> Iterator[None]:
+def building_tables(tables: int) -> Iterator[None]:
     """Make what belongs to so many tables in the block; any thread may."""
     if tables < TABLES_MIN:
         yield
@@ -69,14 +69,14 @@ def making(tables: int) -> Iterator[None]:
                 gc.enable()
 
 
-def ended(tables: int) -> None:
-    """So many tables are needed no more; called on the event loop."""
+def dropped_tables(tables: int) -> None:
+    """Note that a number of tables has been dropped; called on the event loop."""
     if tables >= TABLES_MIN:
-        # Not at once: whoever has ended them may still answer with them.
-        asyncio.get_running_loop().call_later(_FREE_AFTER_S, free)
+        # Not at once: whoever has dropped them may still answer with them.
+        asyncio.get_running_loop().call_later(_FREE_AFTER_S, collect_cycles)
 
 
-def free() -> None:
+def collect_cycles() -> None:
     """Free what is left in cycles; the process stands still meanwhile."""
     with _lock:
         gc.unfreeze()

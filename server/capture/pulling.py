@@ -30,7 +30,9 @@ from storage.model.span import Span
 from storage.model.ts import physical_ms
 
 _STEP_TABLES = 500
-"""To begin with so many takes some hundredths of a second, in which nobody else has a turn."""
+"""How many tables to start in one step; starting so many blocks the event loop for some hundredths
+of a second.
+"""
 
 
 class SorterRows:
@@ -130,7 +132,7 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Intake:
+class PullContext:
     """One changefeed's source and tables, and the sorter that takes their changes."""
 
     changefeed: str
@@ -151,7 +153,7 @@ class _Pulled:
 class Pulling:
     """The pullers are children of `tasks`; the error of one ends them all."""
 
-    def __init__(self, intake: Intake, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, intake: PullContext, tasks: asyncio.TaskGroup) -> None:
         self._intake = intake
         self._tasks = tasks
         self._pulled: dict[Span, _Pulled] = {}
@@ -171,19 +173,21 @@ class Pulling:
 
     @property
     def resolved_ts(self) -> int:
-        """How far all of them are; 0 without any."""
+        """Return the lowest ts that all of them have reached; 0 without any."""
         pullers = [*(pulled.puller for pulled in list(self._pulled.values())), *self._others]
         return min((puller.resolved_ts for puller in pullers), default=0)
 
     @property
     def slowest_peers(self) -> list[Peer]:
-        """For each log that is merged of several, the one that the others wait for."""
+        """Return, for each log that is merged from several streams, the stream that the others wait
+        for.
+        """
         merging = (puller for puller in self._others if isinstance(puller, Merging))
         return [peer for puller in merging if (peer := puller.slowest_peer)]
 
     @property
     def log_ts(self) -> int:
-        """Up to which everything of a log is here; 0 if the source is none."""
+        """Return the ts up to which the whole log has been read; 0 if the source is no log."""
         return (
             0
             if self._intake.source.per_table

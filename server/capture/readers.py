@@ -60,9 +60,11 @@ def check_reader_name(name: str) -> None:
 
 HOLDING, LET_GO, LOST = READER_STATES = ("holding", "let go", "lost")
 _GRACE_S: Final = 600.0
-"""For so long after a start no reader lets go: none of them could come before."""
+"""For this many seconds after a start no reader is dropped, since none could connect before."""
 _SEEN_AGAIN_S: Final = 60.0
-"""How much longer a reader's silence is at least when that is saved, though it has not moved."""
+"""A reader's silence must grow by this many seconds before it is saved again while its position
+stays the same.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,9 @@ class ReaderRecord:
 
     ts: int
     behind: bool = False
-    """It is below the checkpoint, and has yet to take what lies between."""
+    """The reader is below the checkpoint and still needs the changes in between."""
     seen_s: float = 0.0
-    """When it last acknowledged, Unix time; 0: not known."""
+    """The Unix time of its last acknowledgement; 0: not known."""
 
     def to_json(self) -> bytes:
         """The value of its record; what earlier versions do not know is left out where it says
@@ -109,17 +111,17 @@ class ReaderState:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Where the changefeed is when a reader acknowledges."""
+class KeptRange:
+    """The position of the changefeed when a reader acknowledges."""
 
     checkpoint_ts: int = 0
     kept_ts: int = 0
-    """What lies above it can be read."""
+    """Rows above this ts can be read."""
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Where a reader is; the caller serialises the calls."""
+    """The position of one reader. Not thread-safe: the caller serialises the calls."""
 
     previous_ts: int
     last_ts: int
@@ -166,7 +168,7 @@ class Readers:
         self._saved = dict(named)
 
     def __bool__(self) -> bool:
-        """Whether any reader has a name."""
+        """Whether there is any named reader."""
         return bool(self._readers)
 
     def named(self) -> dict[str, int]:
@@ -175,7 +177,9 @@ class Readers:
             return {name: each.last_ts for name, each in sorted(self._readers.items())}
 
     def states(self, kept_ts: int = 0) -> list[ReaderState]:
-        """Those that have a name, as they are shown, where all above `kept_ts` can be read."""
+        """Return the named readers as they are shown, given that rows above `kept_ts`
+        can be read.
+        """
         now_s = self._clock()
         with self._lock:
             return [
@@ -189,7 +193,7 @@ class Readers:
             ]
 
     def position(self, name: str) -> int:
-        """Up to where a reader has the changes.
+        """Return the ts up to which a reader has the changes.
 
         Raises:
             ReaderNotExistsError: there is none of that name.
@@ -199,13 +203,13 @@ class Readers:
             return self._readers[name].last_ts
 
     def record(self, name: str) -> ReaderRecord:
-        """What of a reader is to be kept; raises as `position`."""
+        """Return the record of a reader to be saved; raises as `position`."""
         with self._lock:
             self._check(name)
             return self._record(self._readers[name])
 
     def begins_at(self, name: str, checkpoint_ts: int) -> int:
-        """Where a reader goes on; raises as `position`."""
+        """Return the ts from which a reader continues; raises as `position`."""
         with self._lock:
             self._check(name)
             reader = self._readers[name]
@@ -235,7 +239,7 @@ class Readers:
             del self._readers[name]
             self._saved.pop(name, None)
 
-    def acknowledged(self, name: str, ts: int, kept: Kept = Kept()) -> int:
+    def acknowledged(self, name: str, ts: int, kept: KeptRange = KeptRange()) -> int:
         """A reader has everything up to `ts`; returns up to where all that hold have it.
 
         Raises:
@@ -254,7 +258,7 @@ class Readers:
             return self._agreed_ts()
 
     def agreed_ts(self) -> int:
-        """Up to where all readers that hold have everything."""
+        """Return the ts up to which all readers that hold the checkpoint have everything."""
         with self._lock:
             return self._agreed_ts()
 
@@ -295,7 +299,7 @@ class Readers:
             self._unnamed = _Reader(ts, ts, now_s)
 
     def unsaved(self) -> dict[str, ReaderRecord]:
-        """What has changed since it was last saved."""
+        """Return the records that have changed since they were last saved."""
         with self._lock:
             records = {name: self._record(each) for name, each in self._readers.items()}
             return {
@@ -313,7 +317,7 @@ class Readers:
         silent_s = self._clock() - reader.seen_s
         return ReaderRecord(reader.last_ts, reader.behind, time.time() - silent_s)
 
-    def _come_back(self, reader: _Reader, ts: int, now_s: float, kept: Kept) -> None:
+    def _come_back(self, reader: _Reader, ts: int, now_s: float, kept: KeptRange) -> None:
         reader.acknowledged(ts, now_s)
         if reader.has_let_go and reader.last_ts >= kept.kept_ts:
             reader.has_let_go = False
@@ -326,7 +330,7 @@ class Readers:
         return min(each.previous_ts for each in self._holding())
 
     def _holding(self) -> list[_Reader]:
-        """Those that the checkpoint waits for."""
+        """Return the readers that the checkpoint waits for."""
         holding = [each for each in self._readers.values() if not each.has_let_go]
         return [*holding, self._unnamed] if self._has_lake_job else holding
 

@@ -10,18 +10,18 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 import structlog
 from pyspark_tidemark import tracing
 
-from server.capture import long_lived
+from server.capture import long_lived, metrics
 from server.capture.cut import CutPart, cut_part
 from server.capture.errors import TargetInRereadError
 from server.capture.processor import Assignment
-from server.capture.pulling import Gate, Intake, Pulling, SorterRows
-from server.capture.repairs import Repairs
+from server.capture.pulling import Gate, PullContext, Pulling, SorterRows
 from server.capture.traffic import Traffic
 from server.changefeed.table import SourceTable
 from sink.cut import Bounds
@@ -74,7 +74,7 @@ class Run:
         self._assignment = assignment
         self._start_ts = start_ts
         self._ending: set[Span] = set()
-        """Of those in `rows.ended`, the ones that a log has yet to pass."""
+        """Those of `rows.ended` whose end the log has not reached yet."""
         self._moving = asyncio.Lock()
         """Held while tables come, go, or are pulled again."""
 
@@ -103,7 +103,7 @@ class Run:
             TidemarkError: in a group; the changefeed cannot go on as it is.
         """
         assignment, catalog = self._assignment, self._assignment.catalog
-        intake = Intake(assignment.changefeed, assignment.source, catalog, self.rows)
+        intake = PullContext(assignment.changefeed, assignment.source, catalog, self.rows)
         async with asyncio.TaskGroup() as tasks:
             self.pulling = Pulling(intake, tasks)
             catalog.listener = self
@@ -163,7 +163,7 @@ class Run:
             await asyncio.sleep(_DELIVERED_EVERY_S)
 
     def traffic(self) -> dict[Span, Traffic]:
-        """How much tables change; those that do not are left out."""
+        """Return how much each changing table changes."""
         by_span: dict[Span, Traffic] = {}
         for span in self.rows.traffic.spans():
             try:
@@ -235,7 +235,7 @@ class Run:
             return
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _SETTLE_S
-        with long_lived.making(tables):
+        with long_lived.building_tables(tables):
             while pulling.resolved_ts <= self._start_ts and loop.time() < until_s:  # noqa: ASYNC110 - pullers tell nobody
                 await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -270,6 +270,7 @@ class Run:
     async def _pull_again(self, pulling: Pulling, span: Span, error: TableDamagedError) -> None:
         resolved_ts, checkpoint_ts = self.sink.resolved_ts(span), self.sink.checkpoint_ts(span)
         self.repairs.begin(span, error, resolved_ts)
+        metrics.REPAIRS.inc()
         _log.error(
             "table is pulled again",
             changefeed=self._assignment.changefeed,
@@ -312,3 +313,56 @@ class Run:
         # removed.
         if gate is not None:
             gate.drain()
+
+
+class Resolved(Protocol):
+    """Knows up to which ts tables can be read; a sink."""
+
+    def resolved_ts(self, span: Span | None = None) -> int:
+        """Return the ts up to which the table can be read; raises TableNotFoundError."""
+        ...
+
+
+class Repairs:
+    """Tables whose rows were damaged here and are pulled again: which, why, and until when.
+
+    `spans` are those that have not come back yet to where they were.
+    """
+
+    def __init__(self) -> None:
+        self.error: TableDamagedError | None = None
+        """The last one, until all tables have come back."""
+        self._resolved_before: dict[Span, int] = {}
+
+    @property
+    def spans(self) -> Collection[Span]:
+        """The tables that are being pulled again."""
+        return self._resolved_before.keys()
+
+    def begin(self, span: Span, error: TableDamagedError, resolved_ts: int) -> None:
+        """A table that was complete up to `resolved_ts` is pulled again.
+
+        Raises:
+            TableDamagedError: it was damaged again before it had come back.
+        """
+        # A disk that damages the same table twice in a row will do it again: pulling it for ever
+        # would hide that, and never end.
+        if span in self._resolved_before:
+            raise error
+        self.error = error
+        self._resolved_before[span] = resolved_ts
+
+    def look(self, sink: Resolved) -> None:
+        """See which tables have come back."""
+        self._resolved_before = {
+            span: ts for span, ts in self._resolved_before.items() if not _is_back(sink, span, ts)
+        }
+        if not self._resolved_before:
+            self.error = None
+
+
+def _is_back(sink: Resolved, span: Span, ts: int) -> bool:
+    try:
+        return sink.resolved_ts(span) >= ts
+    except TableNotFoundError:  # it has ended meanwhile
+        return True

@@ -1,8 +1,8 @@
 """The demo from end to end: cluster, changefeed, Spark job, a busy bank with killed clients,
 and the proof.
 
-`run_demo` puts them together, `Day` is the order of events. Meanwhile a line of progress is printed
-each second, and a table of results at the end.
+`run_demo` puts them together, `DemoRun` is the order of events. Meanwhile a line of progress is
+printed each second, and a table of results at the end.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ async def run_demo(config: DemoConfig) -> bool:
         lake = Lake.at(data / "lake", config.lake)
         await ensure_changefeed(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _tables())
         async with LakeJob.started(cluster.endpoints["flight"], _CHANGEFEED, lake, data) as job:
-            proof = await Day(config, cluster, job, data).run()
+            proof = await DemoRun(config, cluster, job, data).run()
             if config.keep:
                 print(hints_while_up(cluster.endpoints), flush=True)
                 await asyncio.Event().wait()
@@ -130,7 +130,7 @@ async def run_demo(config: DemoConfig) -> bool:
 
 
 def hints(config: DemoConfig) -> str:
-    """What to try after the demo, as it can be pasted in this directory."""
+    """Return commands to try after the demo, which can be pasted in this directory."""
     tidemark = path_from_here(Path(sys.executable).parent / "tidemark")
     demo = f"{tidemark} demo{' --any-ports' if config.any_ports else ''}"
     other = next(each for each in FORMATS if each != config.lake)
@@ -147,7 +147,7 @@ What to try next (the bank and its lake stay in {data}):
 
 
 def hints_while_up(endpoints: Mapping[str, str]) -> str:
-    """What to try while the cluster stays up."""
+    """Return commands to try while the cluster runs."""
     tidemark = path_from_here(Path(sys.executable).parent / "tidemark")
     cli = f"{tidemark} cli --server {endpoints['capture']} --pd {endpoints['coordinator']}"
     return f"""
@@ -168,11 +168,13 @@ async def _run_joined(config: DemoConfig) -> bool:
     cluster.endpoints = {"coordinator": config.join, "capture": config.capture}
     lake = Lake.at(Path(config.lake_dir or data / "lake"), config.lake)
     await ensure_changefeed(config.capture, _CHANGEFEED, lake.uri, _tables())
-    proof = await Day(config, cluster, JoinedLake(lake, config.capture, _CHANGEFEED), data).run()
+    proof = await DemoRun(
+        config, cluster, JoinedLake(lake, config.capture, _CHANGEFEED), data
+    ).run()
     return proof.equal
 
 
-class Day:
+class DemoRun:
     """One day of the bank: its tellers, its accidents, and the closing of the books."""
 
     def __init__(self, config: DemoConfig, cluster: Cluster, job: Applied, data: Path) -> None:
@@ -341,7 +343,7 @@ class Progress:
         self._tally = tally
         self._job = job
         self.stage = "waiting for the lake's first cuts: Spark takes a while to start"
-        """What goes on before and after the transfers; empty while they are made."""
+        """The current stage before and after the transfers; empty while transfers are made."""
         self._began = self._transfers_began = time.monotonic()
 
     def begin_transfers(self) -> None:
@@ -357,7 +359,7 @@ class Progress:
             print(self.line(), end=end, flush=True)
 
     def line(self) -> str:
-        """What goes on now."""
+        """Return the line that describes the demo's present progress."""
         done, job = self._tally.committed + self._tally.rolled_back, self._job
         elapsed = time.monotonic() - self._began
         if self.stage:

@@ -20,8 +20,8 @@ from gcsafepoint.worker.records import Records
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.lock_resolver import LockResolver
-from server.rpc.pd import PdClient, PdRefusedError, RegionRoute
-from server.rpc.region_cache import region_end
+from server.rpc.pd import PdClient, PdRefusedError
+from server.rpc.region_cache import RegionRoute, region_end
 from server.rpc.region_router import RegionError, StoreRefusedError
 from server.rpc.tikv import KvClient
 from storage.model.errors import CorruptError, UnavailableError

@@ -55,8 +55,8 @@ class TableChange:
 
 
 class Rows(Protocol):
-    """Where changes go; both calls may block, on memory or disk,
-    and are made outside of the event loop.
+    """Receives changes. Both calls may block on memory or disk, so they are made outside of the
+    event loop.
     """
 
     @property
@@ -68,8 +68,8 @@ class Rows(Protocol):
 
     @property
     def open_transactions(self) -> OpenTransactions:
-        """Where a source keeps rows of transactions that have not ended,
-        within the changefeed's memory quota.
+        """The store for rows of transactions that have not ended, within the changefeed's memory
+        quota.
         """
         ...
 
@@ -195,13 +195,13 @@ class Source(Protocol):
 
     @property
     def keeps_history(self) -> bool:
-        """Whether its history is kept by a service GC safepoint at the coordinator."""
+        """Whether a service GC safepoint at the coordinator keeps its history."""
         ...
 
     @property
     def per_table(self) -> bool:
-        """Whether each table has a puller of its own, which can start and end by itself;
-        else one brings all.
+        """Whether each table has its own puller, which starts and ends by itself; else one puller
+        serves all.
         """
         ...
 
@@ -275,10 +275,31 @@ class SourceContext:
     meta: Meta | None = None
     """None in a worker process, where sources that are per table run only."""
     security: SecurityConfig | None = None
-    """For connections to the cluster's own daemons."""
+    """The credentials for connections to the cluster's daemons."""
     stream_silence_s: float = SILENT_S
     """How long a pump's stream may be silent."""
 
 
 SourceFactory: TypeAlias = Callable[[str, SourceUri, SourceContext], Source]
-"""Of a changefeed's id and its source URI; raises SourceUriError."""
+"""Makes a source from a changefeed's id and its source URI; raises SourceUriError."""
+
+
+@runtime_checkable
+class Splittable(Protocol):
+    """A source whose tables can be split by their keys."""
+
+    def can_split(self, table: SourceTable) -> bool:
+        """Whether the rows of the table's parts, put together, are those of the whole table."""
+        ...
+
+    async def regions(self, start_key: bytes, end_key: bytes) -> Sequence[bytes]:
+        """Return the region bounds within a range of keys, ascending; tables are split there.
+
+        Raises:
+            UnavailableError: the coordinator does not answer.
+        """
+        ...
+
+    def part(self, table: SourceTable, span: Span) -> SourceTable:
+        """The part of a table in a range of its keys, as a table of its own."""
+        ...

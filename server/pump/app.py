@@ -17,7 +17,7 @@ from server.config import HTTP_ADDRS, setting
 from server.daemon import Endpoints
 from server.pump import metrics
 from server.pump.http_api import HttpApi
-from server.pump.registry import ONLINE, Node, Registry, Steering, node_id
+from server.pump.registry import ONLINE, Node, PumpLifecycle, Registry, node_id
 from server.pump.service import Admission, BinlogPump, PumpService, WriteBinlogCalls
 from server.pump.unmatched import UnmatchedPrewrites
 from server.pump.upkeep import (
@@ -145,7 +145,7 @@ async def open_pump(
         # a copy.
         node = Node(node_id="", host="")
         registry = Registry(node, meta, pd, storage, config.heartbeat_seconds)
-        steering = Steering(node, registry, storage, pd, meta, config.close_seconds)
+        steering = PumpLifecycle(node, registry, storage, pd, meta, config.close_seconds)
         collector = GarbageCollector(
             storage, pd, meta, config.gc_retention_seconds, config.gc_force_seconds
         )

@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 from tipb import binlog_pb2
 
-from server.pump.registry import PUMPS, Steering, read_entry
+from server.pump.registry import PUMPS, PumpLifecycle, read_entry
 from server.pump.upkeep import GarbageCollector
 from server.routes import Answer, Handler, Request, Route, answered, json_answer
 from storage.meta.meta import Meta
@@ -32,7 +32,7 @@ class HttpApi:
     """Made on the event loop that the calls run on."""
 
     def __init__(
-        self, storage: PumpStorage, meta: Meta, steering: Steering, collector: GarbageCollector
+        self, storage: PumpStorage, meta: Meta, steering: PumpLifecycle, collector: GarbageCollector
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._storage = storage
@@ -41,7 +41,7 @@ class HttpApi:
         self._collector = collector
 
     def handlers(self) -> Mapping[Route, Handler]:
-        """For `Routes.serving`."""
+        """The handlers, for `Routes.serving`."""
         return {
             ("GET", "/status"): lambda _: self._answer(self._status()),
             ("GET", "/debug/binlog/"): lambda request: self._answer(self._binlog(request.tail)),

@@ -5,8 +5,8 @@ leaves, and how far its readers are.
 every few seconds; TiDB writes to the pumps whose state is `online`. `Node` is this pump as others
 see it, `Registry` keeps its entry.
 
-`Steering` is a pump's way off the cluster: paused, to come back, or closed, once every reader has
-everything.
+`PumpLifecycle` takes a pump off the cluster: it pauses the pump, which may come back, or closes it
+once every reader has everything.
 
     online -> pausing -> paused          online -> closing -> offline
 
@@ -48,7 +48,9 @@ from storage.whole_file import replace_file
 PUMPS = b"/tidb-binlog/v1/pumps/"
 DRAINERS = b"/tidb-binlog/v1/drainers/"
 STARTS = b"/tidemark/default/pump/started/"
-"""When each pump was started, in milliseconds since 1970: its entry has no place for that."""
+"""The start time of each pump, in milliseconds since 1970, kept beside its entry, which has no
+field for it.
+"""
 _WRITE_SECONDS = 3.0
 ONLINE, PAUSING, PAUSED, CLOSING, OFFLINE = "online", "pausing", "paused", "closing", "offline"
 _NODE_ID_FILE = "node-id"
@@ -71,7 +73,7 @@ class NodeUnknownError(NotFoundError):
 
 
 class ActionUnknownError(InvalidError):
-    """There is no such action."""
+    """The action is unknown."""
 
     code = "ErrPumpAction"
 
@@ -167,7 +169,7 @@ class Registry:
                 _log.warning("registry entry not renewed", error=str(err))
 
 
-class Steering:
+class PumpLifecycle:
     """Takes `pause` and `close`, and ends the daemon."""
 
     def __init__(

@@ -20,7 +20,7 @@ from tidemarkpb.v1 import pump_pb2 as pb
 from tipb import pump_pb2
 
 from server.pump import metrics
-from server.pump.registry import ONLINE, Node, Steering
+from server.pump.registry import ONLINE, Node, PumpLifecycle
 from server.pump.upkeep import DiskWatch
 from server.rpc.errors import StatusError
 from server.rpc.front import Messages, Waiter, overload
@@ -208,7 +208,7 @@ class PumpService:
     """
 
     def __init__(
-        self, storage: PumpStorage, admission: Admission, steering: Steering | None = None
+        self, storage: PumpStorage, admission: Admission, steering: PumpLifecycle | None = None
     ) -> None:
         self._storage = storage
         self._admission = admission

@@ -14,7 +14,7 @@ from typing import Protocol
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.key_error import PrimaryMismatchError, TxnNotFoundError
-from server.rpc.tikv import KvClient, Passing
+from server.rpc.tikv import BypassedLocks, KvClient
 from storage.model.errors import ConflictError
 from storage.model.ts import MAX_TS, physical_ms
 
@@ -88,7 +88,7 @@ class LockResolver:
 
     async def resolve_for_read(
         self, locks: Iterable[kvrpcpb.LockInfo], read_ts: int
-    ) -> tuple[Passing, float]:
+    ) -> tuple[BypassedLocks, float]:
         """Like `resolve`, but a reader at `read_ts` does not wait for a transaction that can be
         made to commit later.
 
@@ -107,7 +107,7 @@ class LockResolver:
         committed = {
             start_ts for start_ts, status in passable.items() if 0 < status.commit_ts <= read_ts
         }
-        passing = Passing(frozenset(passable) - committed, frozenset(committed))
+        passing = BypassedLocks(frozenset(passable) - committed, frozenset(committed))
         return passing, min(waited_for, default=0) / 1e3
 
     async def decide(self, lock: kvrpcpb.LockInfo) -> int:

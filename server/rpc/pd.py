@@ -23,6 +23,7 @@ from kvproto import metapb_pb2, pdpb_pb2
 
 from server.rpc.credentials import SecurityConfig
 from server.rpc.members import Members, NoLeaderError, addresses_of
+from server.rpc.region_cache import RegionRoute
 from storage.backoff import Backoff
 from storage.meta.calls import cancellations
 from storage.model.errors import ConflictError, InvalidError, TidemarkError, UnavailableError
@@ -84,17 +85,6 @@ class TsoUnavailableError(UnavailableError):
     """The stream to the timestamp oracle ended."""
 
     code = "ErrTsoUnavailable"
-
-
-@dataclass(frozen=True, slots=True)
-class RegionRoute:
-    """The store that serves a region; bounds in `region` are memcomparable-encoded, `end_key ==
-    b""` means no end.
-    """
-
-    region: metapb_pb2.Region
-    leader: metapb_pb2.Peer
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +189,7 @@ class PdClient:
         return int((await self._call("AllocID", pdpb_pb2.AllocIDRequest(header=self._header))).id)
 
     async def is_bootstrapped(self) -> bool:
-        """Whether a store has started the cluster."""
+        """Whether a store has bootstrapped the cluster."""
         request = pdpb_pb2.IsBootstrappedRequest(header=self._header)
         return bool((await self._call("IsBootstrapped", request)).bootstrapped)
 

@@ -7,11 +7,22 @@ on a route's bounds give raw keys, of which an empty end key is no end.
 """
 
 import bisect
+from dataclasses import dataclass
 
 from kvproto import metapb_pb2 as metapb
 
-from server.rpc.pd import RegionRoute
 from storage.codec import decode_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRoute:
+    """The store that serves a region; bounds in `region` are memcomparable-encoded, `end_key ==
+    b""` means no end.
+    """
+
+    region: metapb.Region
+    leader: metapb.Peer
+    address: str
 
 
 def region_end(route: RegionRoute) -> bytes:
@@ -43,7 +54,7 @@ def below(key: bytes) -> bytes:
 
 
 def covers(region: metapb.Region, key: bytes) -> bool:
-    """Whether `key` lies in `[start_key, end_key)`; an empty end is no end."""
+    """Whether `key` lies in `[start_key, end_key)`; an empty end is unbounded."""
     return region.start_key <= key and (not region.end_key or key < region.end_key)
 
 

@@ -17,8 +17,7 @@ from kvproto.tikvpb_pb2_grpc import TikvStub
 
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
-from server.rpc.pd import RegionRoute
-from server.rpc.region_cache import RegionCache
+from server.rpc.region_cache import RegionCache, RegionRoute
 from storage.backoff import Backoffer
 from storage.codec import encode_bytes
 from storage.model.errors import InvalidError, UnavailableError

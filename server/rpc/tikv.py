@@ -14,8 +14,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.credentials import SecurityConfig
 from server.rpc.key_error import check, raise_for
-from server.rpc.pd import RegionRoute
-from server.rpc.region_cache import after, below, nearer, region_end, region_start
+from server.rpc.region_cache import RegionRoute, after, below, nearer, region_end, region_start
 from server.rpc.region_router import Placement, RegionRouter, StoreRefusedError
 
 _DESTROY_S = 300.0
@@ -27,7 +26,7 @@ _UNCHECKED = kvrpcpb.PrewriteRequest.SKIP_PESSIMISTIC_CHECK
 
 
 @dataclass(frozen=True, slots=True)
-class Passing:
+class BypassedLocks:
     """Transactions whose locks a read passes: `resolved` ones commit later or never,
     `committed` ones already did.
     """
@@ -35,16 +34,16 @@ class Passing:
     resolved: frozenset[int] = frozenset()
     committed: frozenset[int] = frozenset()
 
-    def __or__(self, other: "Passing") -> "Passing":
+    def __or__(self, other: "BypassedLocks") -> "BypassedLocks":
         """The transactions of both."""
-        return Passing(self.resolved | other.resolved, self.committed | other.committed)
+        return BypassedLocks(self.resolved | other.resolved, self.committed | other.committed)
 
     def context(self) -> kvrpcpb.Context:
         """The part of a request's context that says so."""
         return kvrpcpb.Context(resolved_locks=self.resolved, committed_locks=self.committed)
 
 
-NOTHING_PASSED = Passing()
+NO_LOCKS_BYPASSED = BypassedLocks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +226,7 @@ class KvClient:
         return answer.lock_ttl
 
     async def get(
-        self, key: bytes, version: int, passing: Passing = NOTHING_PASSED
+        self, key: bytes, version: int, passing: BypassedLocks = NO_LOCKS_BYPASSED
     ) -> bytes | None:
         """The value of `key` at timestamp `version`.
 
@@ -240,7 +239,7 @@ class KvClient:
         return None if answer.not_found else answer.value
 
     async def batch_get(
-        self, keys: Iterable[bytes], version: int, passing: Passing = NOTHING_PASSED
+        self, keys: Iterable[bytes], version: int, passing: BypassedLocks = NO_LOCKS_BYPASSED
     ) -> dict[bytes, bytes]:
         """The values of those `keys` that exist at `version`.
 
@@ -269,10 +268,10 @@ class KvClient:
         limit: int,
         *,
         key_only: bool = False,
-        passing: Passing = NOTHING_PASSED,
+        passing: BypassedLocks = NO_LOCKS_BYPASSED,
     ) -> Pairs:
-        """At most `limit` pairs of `[start_key, end_key)` at `version`, in key order;
-        an empty end is no end.
+        """Return at most `limit` pairs of `[start_key, end_key)` at `version`, in key order; an
+        empty end is unbounded.
 
         Raises:
             LockedError: with the locks met in the first region that has any.
@@ -300,9 +299,9 @@ class KvClient:
         version: int,
         limit: int,
         *,
-        passing: Passing = NOTHING_PASSED,
+        passing: BypassedLocks = NO_LOCKS_BYPASSED,
     ) -> tuple[list[bytes], list[bytes]]:
-        """As `scan`, for many rows: keys and values apart, at half the price.
+        """Like `scan`, for many rows: returns keys and values apart, at half the cost.
 
         No value is empty, as in TiKV.
         """
@@ -326,7 +325,12 @@ class KvClient:
         return keys, values
 
     async def last_key(
-        self, start_key: bytes, end_key: bytes, version: int, *, passing: Passing = NOTHING_PASSED
+        self,
+        start_key: bytes,
+        end_key: bytes,
+        version: int,
+        *,
+        passing: BypassedLocks = NO_LOCKS_BYPASSED,
     ) -> bytes | None:
         """The greatest key of `[start_key, end_key)` at `version`; None: there is none.
 
@@ -431,8 +435,8 @@ class KvClient:
     async def scan_lock(
         self, start_key: bytes, end_key: bytes, max_version: int, limit: int
     ) -> LockPage:
-        """Up to `limit` locks with start_ts <= `max_version` in the part of `start_key`'s region
-        below `end_key`.
+        """Return at most `limit` locks with start_ts <= `max_version` from the part of
+        `start_key`'s region below `end_key`.
         """
 
         def request(route: RegionRoute) -> kvrpcpb.ScanLockRequest:

@@ -23,7 +23,7 @@ from server.rpc.key_error import CommitTsExpiredError, LockedError, WriteConflic
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.region_router import StoreRefusedError
-from server.rpc.tikv import KvClient, Pairs, Passing
+from server.rpc.tikv import BypassedLocks, KvClient, Pairs
 from server.rpc.write_buffer import WriteBuffer
 from storage.backoff import Backoffer, GaveUpError
 from storage.model.errors import ClosedError, ConflictError, TidemarkError
@@ -83,7 +83,8 @@ class Snapshot:
     async def scan(
         self, start_key: bytes, end_key: bytes, limit: int, *, key_only: bool = False
     ) -> Pairs:
-        """At most `limit` pairs of `[start_key, end_key)` in key order; an empty end is no end.
+        """Return at most `limit` pairs of `[start_key, end_key)` in key order; an empty end is
+        unbounded.
 
         Raises as `get`.
         """
@@ -109,8 +110,8 @@ class Snapshot:
             lambda passing: self._kv.last_key(start_key, end_key, self.ts, passing=passing)
         )
 
-    async def _unlocked(self, read: Callable[[Passing], Awaitable[T]]) -> T:
-        backoff, passing = Backoffer(self._timeout_s), Passing()
+    async def _unlocked(self, read: Callable[[BypassedLocks], Awaitable[T]]) -> T:
+        backoff, passing = Backoffer(self._timeout_s), BypassedLocks()
         while True:
             try:
                 return await read(passing)
@@ -211,8 +212,8 @@ class Transaction:
         return self._writes.over(await self._snapshot.batch_get(keys - own), own)
 
     async def scan(self, start_key: bytes, end_key: bytes, limit: int) -> Pairs:
-        """At most `limit` pairs of `[start_key, end_key)` in key order, own writes included;
-        an empty end is no end.
+        """Return at most `limit` pairs of `[start_key, end_key)` in key order, own writes included;
+        an empty end is unbounded.
         """
         own = self._writes.between(start_key, end_key)
         # As many more as it may have deleted itself.
@@ -234,16 +235,6 @@ class Transaction:
             return await self.get(key)
         newest = await self._lock([key])
         return self._writes.value(key) if key in self._writes else newest.get(key)
-
-    async def lock_keys(self, keys: Iterable[bytes]) -> None:
-        """Lock `keys` without writing them: now if pessimistic, at commit if optimistic.
-
-        Raises as `get_for_update`.
-        """
-        keys = list(keys)
-        if self._pessimistic:
-            await self._lock(keys)
-        self._lock_only.update(keys)
 
     async def put(self, key: bytes, value: bytes) -> None:
         """Set `key`; a pessimistic transaction locks it first, and raises as `get_for_update`."""

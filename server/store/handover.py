@@ -51,7 +51,7 @@ _CALL_S = 5.0
 _log = structlog.get_logger(__name__)
 
 
-class NotForUsError(InvalidError):
+class WrongTargetError(InvalidError):
     """The region was offered to the wrong store."""
 
     code = "ErrNotForThisStore"
@@ -103,11 +103,11 @@ class Handover:
         An offer that was taken before changes nothing.
 
         Raises:
-            NotForUsError: the region belongs to another cluster or store.
+            WrongTargetError: the region belongs to another cluster or store.
         """
         peers = [peer for peer in offered.peers if peer.store_id == self.table.gate.store_id]
         if cluster_id != self.cluster_id or not peers:
-            raise NotForUsError(
+            raise WrongTargetError(
                 f"region {offered.id} of cluster {cluster_id} has no peer on store "
                 f"{self.table.gate.store_id} of cluster {self.cluster_id}"
             )
@@ -130,7 +130,7 @@ class Handover:
                 region.overlaps(served.start_key, served.end_key)
                 for served in self.table.gate.regions
             ):
-                raise NotForUsError(
+                raise WrongTargetError(
                     f"region {region.region_id} overlaps regions that store {peers[0].store_id} "
                     "serves"
                 )
@@ -166,7 +166,7 @@ class Handover:
         await self._deliver_all()
 
     async def _answers(self, store: metapb.Store) -> bool:
-        """Whether the target is there: a region must not wait for a store that is gone."""
+        """Whether the target answers; a region must not wait for a store that is gone."""
         try:
             async with connect(store.address, self.security) as channel:
                 status = await StoreServiceStub(channel).GetStoreStatus(

@@ -23,8 +23,6 @@ from storage.tidb.number import (
     decode_uvarints,
     decode_varint,
     digit_groups,
-    encode_uvarint,
-    encode_varint,
     signed_cell,
     unsigned_cell,
     zigzag,
@@ -90,19 +88,6 @@ def decode_datum(data: bytes, offset: int = 0) -> tuple[bytes | None, int]:
         case 10:
             return _slice(data, begin, json_size(data, begin))
     raise CorruptError(f"no datum at offset {offset}: {data[offset : offset + 16].hex()}")
-
-
-def encode_datum(column: Column, cell: bytes | None) -> bytes:
-    """The compact datum of a cell, as rows of format v1 and binlogs hold it."""
-    if cell is None:
-        return bytes((NIL,))
-    if column.type in TEXTS:
-        return bytes((COMPACT_BYTES,)) + encode_varint(len(cell)) + cell
-    if column.type in _VERBATIM:
-        return bytes((_VERBATIM[column.type],)) + cell
-    if column.stores_signed:
-        return bytes((VARINT,)) + encode_varint(int.from_bytes(cell, "little", signed=True))
-    return bytes((UVARINT,)) + encode_uvarint(int.from_bytes(cell, "little"))
 
 
 def encode_key_datum(column: Column, cell: bytes | None) -> bytes:

@@ -59,7 +59,7 @@ schema, or its rows another place.
 
 
 class SchemaKey(NamedTuple):
-    """What a meta key names: a database (`table_id` 0), or a table of one."""
+    """The object of a meta key: a database (`table_id` 0), or a table of one."""
 
     database_id: int
     table_id: int
@@ -72,27 +72,17 @@ def job_span() -> Span:
 
 
 def job_key(job_id: int) -> bytes:
-    """Where a job stands until it has ended."""
+    """The key of a job before it has ended."""
     return record_key(JOB_TABLE_ID, job_id)
 
 
 def history_key(job_id: int) -> bytes:
-    """Where a job stands after it has ended."""
+    """The key of a job after it has ended."""
     return _hash_key(_HISTORY, encode_u64(job_id))
 
 
-def database_key(database_id: int) -> bytes:
-    """Where a database's DBInfo stands."""
-    return _hash_key(_DATABASES, _DATABASE + b"%d" % database_id)
-
-
-def table_key(database_id: int, table_id: int) -> bytes:
-    """Where a table's TableInfo stands."""
-    return _hash_key(_DATABASE + b"%d" % database_id, _TABLE_FIELD + b"%d" % table_id)
-
-
 def decode_schema_key(key: bytes) -> SchemaKey | None:
-    """What `key` names; None for counters, policies and whatever else lies among them.
+    """Return the object that `key` is about; None: a counter, a policy or the like.
 
     Raises:
         CorruptError: `key` is none of TiDB's meta keys.
@@ -181,11 +171,11 @@ class Job:
     database: Document | None = None
     table: Document | None = None
     tables: tuple[Document, ...] = ()
-    """Of a job on several tables."""
+    """The tables of a job about several."""
     arguments: Any = None
-    """Of the kind of job; a list, or since TiDB 8.4 an object."""
+    """The arguments, which depend on the kind of job; a list, or since TiDB 8.4 an object."""
     is_public: bool = False
-    """Whether users have what it brings: it is done, or only has steps left that undo nothing."""
+    """Whether users have its result: it is done, or only has steps left that undo nothing."""
     added_columns: int = 0
     """How many columns an ALTER with several changes adds."""
 
@@ -211,7 +201,7 @@ class Job:
 
     @property
     def exchanged(self) -> tuple[int, int]:
-        """Of an EXCHANGE PARTITION: the partition's id, and the id of its table."""
+        """Return the ids of the partition and of its table of an EXCHANGE PARTITION."""
         match self.arguments:
             case {"partition_id": int(partition_id), "pt_table_id": int(table_id)}:
                 return partition_id, table_id

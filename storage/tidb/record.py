@@ -52,7 +52,7 @@ class RecordKey:
 
 
 def record_prefix(table_id: int) -> bytes:
-    """What every record key of the table starts with; index keys have another prefix."""
+    """The prefix of every record key of the table; index keys have another prefix."""
     return _TABLE + encode_i64(table_id) + _RECORD
 
 
@@ -80,11 +80,6 @@ def record_keys(table_id: int, handles: npt.NDArray[np.int64]) -> pa.Array:
     return pa.Array.from_buffers(
         pa.binary(), len(handles), [None, pa.py_buffer(bounds), pa.py_buffer(keys)]
     )
-
-
-def common_record_key(table_id: int, handle: bytes) -> bytes:
-    """The key of the row with a common handle."""
-    return record_prefix(table_id) + handle
 
 
 def decode_record_key(key: bytes) -> RecordKey:
@@ -157,15 +152,13 @@ def _common(table: TableInfo, handle: bytes) -> dict[int, bytes | None]:
 
 
 def _is_told(table: TableInfo, column: Column) -> bool:
-    """Whether a key alone, without its row, surely tells a column of it."""
+    """Whether a key alone, without its row, is certain to hold a column's value."""
     is_whole_text = table.handle_is_whole and column.collate in _BINARY_COLLATIONS
     return column.type not in TEXTS or is_whole_text
 
 
 class HandleCells:
-    """What a batch of record keys tells of its rows;
-    keys are decoded when the first column is asked for.
-    """
+    """The values of a batch of record keys; keys are decoded when the first column is requested."""
 
     def __init__(self, table: TableInfo, keys: pa.Array) -> None:
         self._table = table

@@ -20,13 +20,13 @@ import pyarrow as pa
 from sink.tidb_mounter import TidbMounter
 from storage.model.event import INSERT, UPDATE, raw_batch
 from storage.tidb.cell import Value, encode_cell
-from storage.tidb.datum import encode_datum
 from storage.tidb.field_type import Type
 from storage.tidb.mutation import INSERTED, UPDATED, TableMutations
 from storage.tidb.number import encode_varint
 from storage.tidb.record import encode_record, record_key
 from storage.tidb.schema import Column, TableInfo
 from storage.tidb.time import CoreTime
+from tests.tidb_encoding import encode_datum
 
 BATCH_ROWS = 16_384
 ID = Column.bigint("id")

@@ -42,7 +42,7 @@ from server.capture.records import Records
 from server.capture.source.registry import sources
 from server.capture.worker import wire
 from server.capture.worker.processor import WorkersProcessor
-from server.capture.worker.remote import Mirror
+from server.capture.worker.remote import ShareStatus
 from server.capture.worker.service import report_interval_s
 from server.capture.worker.share import ShareStart
 from server.changefeed import keys
@@ -118,7 +118,7 @@ class NodeShare:
     def __init__(self, start: ShareStart) -> None:
         self.start_ts = start.start_ts
         self.tables = {table.span: table for table in start.tables}
-        self.mirror, self.running = Mirror(start.start_ts), asyncio.Event()
+        self.status, self.running = ShareStatus(start.start_ts), asyncio.Event()
         self._barrier_ts = self._acked_ts = start.start_ts
 
     async def run(
@@ -129,7 +129,7 @@ class NodeShare:
         while True:
             # Made by a thread, as it is another process that makes it.
             report = await loop.run_in_executor(REPORTS, self._report)
-            await self.mirror.take(pb.ShareProgress.FromString(report))
+            await self.status.take(pb.ShareProgress.FromString(report))
             self.running.set()
             moved()
             await asyncio.sleep(report_interval_s(len(self.tables)))
@@ -146,28 +146,28 @@ class NodeShare:
         return report.SerializeToString()
 
     def resolved_ts(self, span: Span | None = None) -> int:
-        return self.mirror.resolved_ts if span is None else self.mirror.table(span)[0]
+        return self.status.resolved_ts if span is None else self.status.table(span)[0]
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
-        return self.mirror.checkpoint_ts if span is None else self.mirror.table(span)[1]
+        return self.status.checkpoint_ts if span is None else self.status.table(span)[1]
 
     def kept_ts(self) -> int:
         return self.start_ts
 
     def traffic(self) -> Mapping[Span, Any]:
-        return self.mirror.traffic
+        return self.status.traffic
 
     def ack(self, ts: int, span: Span | None = None) -> int:
         del span
         self._acked_ts = max(self._acked_ts, ts)
-        self.mirror.acknowledged(self._acked_ts)
+        self.status.acknowledged(self._acked_ts)
         return self._acked_ts
 
     def add(self, tables: Sequence[tuple[SourceTable, int]], start_ts: int) -> None:
         del start_ts
         for table, _ in tables:
             self.tables[table.span] = table
-            self.mirror.removed(table.span)
+            self.status.removed(table.span)
 
     def count(self, positions: Mapping[Span, int]) -> None:
         """They are reported with the others from the next report on."""
@@ -176,7 +176,7 @@ class NodeShare:
         del timeout_s
         for span in spans:
             self.tables.pop(span, None)
-            self.mirror.removed(span)
+            self.status.removed(span)
 
     def limit(self, barrier_ts: int) -> None:
         self._barrier_ts = max(barrier_ts, self._barrier_ts)

@@ -1,25 +1,18 @@
-"""The shares of several worker processes as one changefeed: `CombinedSink` is the one sink of its
-readers, `SchemaChangeRouter` the one listener of its catalog, `WorkerChunks` what its dump reads.
+"""The shares of several worker processes as one sink: `CombinedSink` is the one sink of a
+changefeed's readers.
 
 A changefeed whose only share runs in this process asks its sink as if there were no shares.
 
-Invariant of the sink: what is answered here is what one sink manager with all tables would answer,
-at some moment not long ago: a share's positions are known a little late, and positions only move
-forward. So resolved_ts is the least of the shares', a cut is chosen over the rows of all, and an
+Invariant: what is answered here is what one sink manager with all tables would answer, at some
+moment not long ago: a share's positions are known a little late, and positions only move forward.
+So resolved_ts is the least of the shares', a cut is chosen over the rows of all, and an
 acknowledgement goes to all. A table that is split (docs/design/0037) is asked of the shares that
 have its parts, and answered as a whole (`merging`).
-
-A schema change is sent to the shares that have its tables. A span stays with its worker whatever it
-is called; a name may go from one worker to another, when its table gets a new span. So each worker
-gets the names that end in its spans and those that begin there, and nothing of the others.
-
-The capture runs the dump's job; the workers that pull the tables read and add the chunks.
 """
 
-import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,40 +20,20 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from server.capture.catalog import FeedCatalog
 from server.capture.cut import combined_cut
 from server.capture.processor import Sink
-from server.capture.traffic import Traffic
-from server.capture.worker import wire
 from server.capture.worker.merging import joined, merged
-from server.capture.worker.placement import TablePlacement
-from server.capture.worker.pool import Worker
-from server.capture.worker.share import Share, WorkerShare
-from server.capture.worker.splitting import Splitting
-from server.changefeed.table import SourceTable
-from server.dump.cluster.chunks import (
-    Page,
-    PageRead,
-    Pulled,
-    RoundRead,
-    TableAwayError,
-)
-from server.puller.source import TableChange
-from server.puller.splitting import Splittable
+from server.capture.worker.share import Share
 from sink.cut import Bounds, Slice
 from sink.errors import AckAboveResolvedError
 from sink.flight.feeds import TableNotExistsError
 from sink.mounts import coalesce
 from sink.table_sink import READ_BYTES
-from sink.versions import Ddl
 from sorter.errors import RangeCleanedError, TableNotFoundError
 from storage.model.errors import TidemarkError
-from storage.model.span import KeyRange, Span
+from storage.model.span import Span
 from storage.model.ts import MAX_TS
 
-_BARRIER_EVERY_S = 0.05
-_DELIVERED_EVERY_S = 0.1
-_NO_ROWS = PageRead(0, 0, b"", ends=True, seconds=0.0)
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -70,19 +43,21 @@ class _Layout:
     """Which share is asked of which table, at one moment."""
 
     owners: Mapping[Span, Share]
-    """Of parts of tables, too."""
+    """The share of each table; of split tables the share of each part."""
     parts: Mapping[Span, tuple[Span, ...]] = field(default_factory=dict)
-    """Of tables that are split, in the order of their keys."""
+    """The parts of each split table, in the order of their keys."""
     whole_of: Mapping[Span, Span] = field(default_factory=dict)
     unasked: frozenset[Span] = frozenset()
-    """What shares may have that nobody is to ask: parts to come, and what parts have replaced."""
+    """Spans that shares have but must not be read: parts of a coming split, and those that a split
+    or merge has replaced.
+    """
 
     def of(self, span: Span) -> tuple[Span, ...]:
-        """What shares have of a table: its parts, or itself."""
+        """Return the spans that shares have of a table: its parts, or the table itself."""
         return self.parts.get(span, (span,))
 
     def owner(self, span: Span) -> Share:
-        """Who has a table or part; raises TableNotFoundError."""
+        """Return the share of a table or part; raises TableNotFoundError."""
         share = self.owners.get(span)
         if share is None:
             raise TableNotFoundError(
@@ -91,8 +66,8 @@ class _Layout:
         return share
 
     def is_asked(self, span: Span, share: Share) -> bool:
-        """Whether what the share says of the table counts: while a table moves two shares have it,
-        and one that has just begun may not be known here yet.
+        """Whether the share's report on the table counts: during a move two shares have the table,
+        and a table that has just begun may be unknown here.
         """
         return span not in self.unasked and self.owners.get(span, share) is share
 
@@ -134,13 +109,11 @@ class CombinedSink:
         self._executor = executor
         self._moved = threading.Condition()
         self._moves = 0
-        """How often tables went from one share to another, or were split or put together, and
-        shares without tables went away.
-        """
+        """Counts moves, splits and merges of tables, and shares that ended without tables."""
         self.keep_ts = 0
-        """What is acknowledged is kept above it; 0: it is not kept."""
+        """Acknowledged rows above it are kept; 0: none are kept."""
         self._held_ts = MAX_TS
-        """How far the whole goes at most while a share joins."""
+        """The upper bound of the whole changefeed while a share joins."""
         self._gone_ts = 0
         """Tables of shares that are gone had rows at or below it."""
 
@@ -193,8 +166,8 @@ class CombinedSink:
         self._moves += 1
 
     def is_with(self, share: Share, span: Span) -> bool:
-        """Whether a table, also one that has ended, is asked of that share, if only a part of
-        it.
+        """Whether the share answers for a table, or for a part of it; also for tables that have
+        ended.
         """
         layout = self._layout
         return any(layout.owners.get(part) is share for part in layout.of(span))
@@ -396,233 +369,3 @@ class CombinedSink:
         """A table's parts, or itself, each with who has it."""
         layout = self._layout
         return [(part, layout.owner(part)) for part in layout.of(span)]
-
-
-@dataclass(frozen=True, slots=True)
-class SharedTables:
-    """The tables of one run of a changefeed, and the shares that have them."""
-
-    changefeed: str
-    catalog: FeedCatalog
-    placement: TablePlacement[Worker]
-    shares: dict[Worker, WorkerShare]
-    sink: CombinedSink
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a schema change is sent to the shares, and while a table goes over."""
-    splitting: Splitting | None = None
-    """Set where tables may be split."""
-
-    def placed(self, table: SourceTable) -> list[tuple[SourceTable, Worker]]:
-        """See `placed_of`."""
-        source = self.splitting.source if self.splitting else None
-        return placed_of(self.placement, source, table)
-
-    def traffic(self) -> dict[Span, Traffic]:
-        """How much tables, and parts of tables, change, as the workers say that have them."""
-        return {
-            span: each
-            for worker, share in self.shares.items()
-            for span, each in share.traffic().items()
-            if self.placement.has(worker, span)
-        }
-
-
-class SchemaChangeRouter:
-    """Implements `server.capture.catalog.Listener` for shares that run."""
-
-    def __init__(self, tables: SharedTables) -> None:
-        self._tables = tables
-        self._barrier_ts = 0
-        self._moved = asyncio.Event()
-
-    async def changed(self, ddl: Ddl) -> None:
-        """See `Listener.changed`; raises WorkerLostError."""
-        tables = self._tables
-        # A table that went to another worker between the look and the call would not be changed.
-        async with tables.changing:
-            changes = changes_by_worker(tables.catalog, ddl, tables.placed)
-            for worker, change in changes.items():
-                share = tables.shares[worker]
-                # Readers find a table here only when its worker has it.
-                await asyncio.to_thread(share.change, change)
-                for table in change.tables:
-                    tables.sink.adopt(table.span, share)
-
-    def resolved(self, ts: int) -> None:
-        """See `Listener.resolved`."""
-        self._barrier_ts = max(ts, self._barrier_ts)
-        self._moved.set()
-
-    async def wait_delivered(self, ts: int) -> None:
-        """See `Listener.wait_delivered`."""
-        while self._tables.sink.checkpoint_ts() < ts:  # noqa: ASYNC110 - an acknowledgement comes from a reader's thread
-            await asyncio.sleep(_DELIVERED_EVERY_S)
-
-    async def run(self) -> None:
-        """Tell the shares how far the schema changes are known, until cancelled;
-        raises WorkerLostError.
-        """
-        while True:
-            await self._moved.wait()
-            # Cleared before the barrier is read: a change that comes in between sets it again.
-            self._moved.clear()
-            barrier_ts = self._barrier_ts
-            async with asyncio.TaskGroup() as tasks:
-                for worker, share in self._tables.shares.items():
-                    tasks.create_task(self._limit(worker, share, barrier_ts))
-            await asyncio.sleep(_BARRIER_EVERY_S)
-
-    async def _limit(self, worker: Worker, share: WorkerShare, barrier_ts: int) -> None:
-        try:
-            await asyncio.to_thread(share.limit, barrier_ts)
-        except TidemarkError:
-            # A share that has no tables any more may end while it is asked.
-            if self._tables.shares.get(worker) is share:
-                raise
-
-
-def placed_of(
-    placement: TablePlacement[Worker], source: Splittable | None, table: SourceTable
-) -> list[tuple[SourceTable, Worker]]:
-    """A table, or the parts that it is split into as its workers know them, each with its worker;
-    a table that was not known gets one.
-    """
-    spans = placement.parts(table.span)
-    if source is None or spans == (table.span,):
-        return [(table, placement.worker(table.span))]
-    return [(source.part(table, span), placement.worker(span)) for span in spans]
-
-
-def changes_by_worker(
-    catalog: FeedCatalog,
-    ddl: Ddl,
-    placed: Callable[[SourceTable], Iterable[tuple[SourceTable, Worker]]],
-) -> dict[Worker, TableChange]:
-    """A change that is in force in `catalog`, as it is sent to the workers concerned."""
-    parts: dict[Worker, _ChangePart] = {}
-    for versions in catalog.versions.spans_of(ddl):
-        for version in versions:
-            # A worker's catalog is told a change as ours was, by the source's names.
-            for table, worker in placed(catalog.of(version)):
-                part = parts.setdefault(worker, _ChangePart())
-                if version.to_ts == ddl.ts:
-                    part.ended.add(table.name)
-                if version.from_ts == ddl.ts:
-                    part.begun.append(table)
-    truncated = catalog.source_names(ddl.truncated, ddl.ts)
-    return {worker: part.change(ddl, truncated) for worker, part in parts.items()}
-
-
-@dataclass(slots=True)
-class _ChangePart:
-    """What a change means to one worker."""
-
-    ended: set[str] = field(default_factory=set)
-    begun: list[SourceTable] = field(default_factory=list)
-
-    def change(self, ddl: Ddl, truncated: tuple[str, ...]) -> TableChange:
-        names = {table.name for table in self.begun}
-        return TableChange(
-            ddl.ts, ddl.query, tuple(self.begun), tuple(sorted(self.ended - names)), truncated
-        )
-
-
-class WorkerChunks:
-    """Implements `server.dump.cluster.chunks.Chunks` over the shares that run, on the event loop.
-
-    A share tells how often a puller of it has ended. If another one did, too much is read again,
-    never too little.
-    """
-
-    def __init__(self, tables: SharedTables) -> None:
-        self._tables = tables
-
-    def tables(self) -> Mapping[int, Pulled]:
-        """See `Chunks.tables`."""
-        pulled: dict[int, Pulled] = {}
-        for table in self._tables.catalog.tables:
-            spans = self._spans(table)
-            try:
-                generation = tuple(map(self._generation, spans))
-                resolved_ts = min(self._share_of(span)[1].resolved_ts(span) for span in spans)
-            except (TableAwayError, TableNotFoundError):
-                continue  # the change that brings it is on its way to the share
-            pulled[table.span.table_id] = Pulled(table, generation, resolved_ts)
-        return pulled
-
-    async def read(self, table_id: int, pages: Sequence[Page]) -> RoundRead:
-        """See `Chunks.read`; of a table that is split one part is read after the other."""
-        table = next(
-            (each for each in self._tables.catalog.tables if each.span.table_id == table_id), None
-        )
-        if table is None:
-            raise TableAwayError(f"table {table_id} is gone")
-        spans = self._spans(table)
-        generation: dict[Span, Hashable] = {span: self._generation(span) for span in spans}
-        ts, read = 0, list[PageRead | None]([None] * len(pages))
-        for span in spans:
-            inside = {
-                number: part
-                for number, page in enumerate(pages)
-                if (part := _within(page, read[number], span if len(spans) > 1 else None))
-            }
-            if not inside:
-                continue
-            answer = await self._read(span, list(inside.values()))
-            ts, generation[span] = max(ts, answer.ts), answer.generation
-            for number, page_read in zip(inside, answer.pages, strict=True):
-                read[number] = _continued(read[number], page_read)
-        # Whoever asked compares it: with other parts meanwhile, all of it is read again.
-        parts = tuple(generation[span] for span in spans)
-        return RoundRead(ts, parts, tuple(page or _NO_ROWS for page in read))
-
-    async def _read(self, span: Span, pages: Sequence[Page]) -> RoundRead:
-        worker, share = self._share_of(span)
-        messages = list(map(wire.page_message, pages))
-        answer = await asyncio.to_thread(share.dump, span, messages)
-        generation = (worker.name, answer.ends, span)
-        return RoundRead(answer.ts, generation, tuple(map(wire.dumped_page_of, answer.pages)))
-
-    def _spans(self, table: SourceTable) -> tuple[Span, ...]:
-        placement = self._tables.placement
-        spans = placement.parts(table.span)
-        if spans == (table.span,):
-            placement.worker(table.span)  # one that has just come is placed here
-        return spans
-
-    def _share_of(self, span: Span) -> tuple[Worker, WorkerShare]:
-        worker = self._tables.placement.find(span)
-        if worker is None:
-            raise TableAwayError(
-                f"table {span.table_id} is being split, put together or begun; its chunk is read "
-                "later"
-            )
-        return worker, self._tables.shares[worker]
-
-    def _generation(self, span: Span) -> tuple[str, int, Span]:
-        worker, share = self._share_of(span)
-        return worker.name, share.ends, span
-
-
-def _within(page: Page, read: PageRead | None, span: Span | None) -> Page | None:
-    """What of a page is to be read of one part (None: of the whole table), behind what was read of
-    the parts in front of it; None: nothing.
-    """
-    if span is None:
-        return page
-    keys = KeyRange(span.start_key, span.end_key).clip(KeyRange(page.begin, page.end))
-    limit = page.limit - (read.rows if read else 0)
-    return Page(keys.start_key, keys.end_key, limit) if keys and limit > 0 else None
-
-
-def _continued(read: PageRead | None, more: PageRead) -> PageRead:
-    """A page of which a further part was read: it ends where all of its parts do."""
-    if read is None:
-        return more
-    return PageRead(
-        read.rows + more.rows,
-        read.size_bytes + more.size_bytes,
-        more.last or read.last,
-        more.ends,
-        read.seconds + more.seconds,
-    )

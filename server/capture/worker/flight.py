@@ -1,4 +1,4 @@
-"""What workers serve over Flight: the rows of the shares that they run.
+"""The Flight server of a worker: serves the rows of the worker's shares.
 
 A worker process serves those only (`ShareFeeds`). The Flight port of a capture serves the
 changefeeds that it runs, passes calls for others on, and serves the rows of the shares that it runs
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 
 from server.capture.errors import ChangefeedNotRunningError
-from server.capture.flight import READ_WAIT_S, OwnerFeeds, Waiting
+from server.capture.flight import READ_WAIT_S, FlightWaits, OwnerFeeds
 from server.capture.maintainers import Maintainers
 from server.capture.routing import FlightForwarder
 from server.capture.worker.host import Host
@@ -32,17 +32,17 @@ class ShareFeeds:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._waiting = Waiting()
+        self._waiting = FlightWaits()
 
     def close(self) -> None:
         """End all waiting."""
         self._waiting.close()
 
     def elsewhere(self, changefeed: str) -> None:
-        """Nothing is passed on."""
+        """Return None: workers forward nothing."""
 
     def has(self, changefeed: str, table: str, start_ts: int, end_ts: int) -> bool:
-        """Whether a share that serves here has the rows of a range."""
+        """Whether a share in this worker has the rows of a range."""
         try:
             hosted, _ = self._host.running(changefeed)
         except ChangefeedNotRunningError:

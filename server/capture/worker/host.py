@@ -45,7 +45,7 @@ class Hosted:
             # directory, so it must not be started while this one is deleted: no second cancel.
             self.cancelled = True
             await asyncio.to_thread(self.processor.wipe)
-            long_lived.ended(len(self.assignment.catalog.read()))
+            long_lived.dropped_tables(len(self.assignment.catalog.read()))
 
     def cancel(self) -> None:
         """End it; `task` ends when nothing of it is left."""
@@ -110,7 +110,7 @@ class Host:
         return hosted, sink
 
     def not_running(self, changefeed: str) -> ChangefeedNotRunningError:
-        """What to say of a share that does not serve, or not yet."""
+        """Return the error for a share that does not serve, or not yet."""
         return ChangefeedNotRunningError(
             f"changefeed {changefeed} does not run in this worker now; try again"
         )

@@ -18,19 +18,19 @@ from sink.cut import SLICES_MAX, Slice
 from storage.model.span import Span
 
 _OPS: Final = pa.array(["delete", "update", "insert"])
-"""In their order within a transaction."""
+"""The operations in their order within a transaction."""
 _SEQ: Final = "_seq"
 
 
 class _Place(NamedTuple):
-    """Where a row stands among those of all parts."""
+    """The position of a row in the order of all parts."""
 
     commit_ts: int
     start_ts: int
     op: int
 
 
-class _Waiting:
+class _UnmergedRows:
     """Rows of one part that have not been given yet."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -49,12 +49,12 @@ class _Waiting:
 
     @property
     def first(self) -> _Place:
-        """Of the first row that is here."""
+        """The place of the first row in memory."""
         return _Place(*(int(column[0]) for column in self._places))
 
     @property
     def last(self) -> _Place:
-        """Of the last one: what the part still has stands there or behind it."""
+        """The place of the last row in memory; rows not yet read stand there or behind it."""
         return _Place(*(int(column[-1]) for column in self._places))
 
     def below(self, bound: _Place) -> pa.RecordBatch:
@@ -85,7 +85,7 @@ def merged(parts: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch
 
     Raises whatever a part raises. Of each part one batch is held.
     """
-    waiting, numbers = [_Waiting(part) for part in parts], _Numbers()
+    waiting, numbers = [_UnmergedRows(part) for part in parts], _Numbers()
     while waiting := [part for part in waiting if part.fill()]:
         # No part has anything in front of the least of their last rows that is not here.
         bound = min(part.last for part in waiting)

@@ -28,10 +28,10 @@ import structlog
 from server.capture import metrics
 from server.capture.errors import ChangefeedNotRunningError, TableMoveError
 from server.capture.traffic import weights
-from server.capture.worker.combined import SharedTables
 from server.capture.worker.placement import Balance, Move, is_uneven, next_move
 from server.capture.worker.pool import Worker
 from server.capture.worker.share import MovableShare, WorkerShare
+from server.capture.worker.shared_tables import SharedTables
 from server.changefeed.table import SourceTable
 from sink.versions import Version, Versions
 from sorter.errors import TableNotFoundError
@@ -45,21 +45,23 @@ _SETTLED_S: Final = 2.0
 """Workers that come or go do so one after the other, as when all are restarted."""
 _REPORT_EVERY_S: Final = 0.05
 _CATCH_UP_S: Final = 600.0
-"""For so long a worker may take until it is as far as with its other tables."""
+"""A worker may take this long to catch up with a table before the move is given up."""
 MOVE_S: Final = 630.0
-"""For so long somebody waits for a table at most."""
+"""How long a call waits for a table's move at most."""
 _AGAIN_S: Final = 10.0
 _UNDO_S: Final = 3.0
 _WEIGH_EVERY_S: Final = 60.0
-"""As long as the memory of what tables change."""
+"""How often weights are compared; as long as traffic is averaged over."""
 _SPLIT_EVERY_S: Final = 600.0
 """Tables grow slowly, and the coordinator is asked for all their regions."""
 _REST_S: Final = 300.0
-"""So long a table stays that has moved, whatever it weighs."""
+"""A moved table stays on its worker for this long, whatever its weight."""
 _UNEVEN: Final = 0.3
-"""By this part more than it should have, a worker may have."""
+"""A worker may have this fraction more than its fair share before tables move away."""
 _EVEN: Final = 0.1
-"""Where moves for weight end: well below where they begin, or they would begin again."""
+"""Moves for weight stop at this fraction, well below where they start, so that they do not start
+again at once.
+"""
 _log = structlog.get_logger(__name__)
 
 
@@ -86,9 +88,9 @@ class TableMover:
         self.moving: dict[Span, Worker] = {}
         """Tables that are on their way, and where to."""
         self._moved_s: dict[Span, float] = {}
-        """When tables moved lately."""
+        """When each table last moved."""
         self._is_by_hand = False
-        """Whether somebody has moved a table since workers came or went."""
+        """Whether a table was moved by command since workers joined or left."""
 
     async def run(self, workers: Callable[[], Sequence[Worker]], shares: Shares) -> None:
         """Divide the tables among the workers that are there, until cancelled.
@@ -171,7 +173,9 @@ class TableMover:
             self._is_by_hand = True
 
     def progress(self, span: Span) -> tuple[str, int]:
-        """Where a table is moving, and how far it is there; empty: it is not."""
+        """Return the worker that a table is moving to and how far the table is there; empty: it is
+        not moving.
+        """
         target = self.moving.get(span)
         if target is None:
             return "", 0
@@ -246,7 +250,9 @@ class TableMover:
         self._tables.placement.keep_only({each[0].span for each in kept})
 
     def _gone_ts(self, share: WorkerShare) -> int:
-        """Where the last of the tables ended that go with a share: those are not moved."""
+        """Return the ts at which the last ended table of a share ended; ended tables
+        are not moved.
+        """
         ends = (
             versions[-1].to_ts
             for versions in self._tables.catalog.versions.spans(0)
@@ -317,9 +323,7 @@ class TableMover:
         return bool(self._movable([span]))
 
     def _movable(self, spans: Iterable[Span]) -> dict[Span, tuple[SourceTable, int]]:
-        """Those of the tables, and parts of tables, that can move now, each with when its schema
-        came in force.
-        """
+        """Return the tables and parts that can move now, each with the ts of its schema."""
         movable: dict[Span, tuple[SourceTable, int]] = {}
         for span in spans:
             whole = self._movable_version(self._tables.placement.whole(span))
@@ -524,9 +528,9 @@ class _Division:
 
     balance: Balance
     is_apart: Callable[[Worker, Span], bool]
-    """Whether a worker has no other part of a table."""
+    """Whether a worker has no other part of the table."""
     moved: set[Span] = field(default_factory=set)
-    """They do not move again, but away from a worker that leaves."""
+    """They do not move again, except away from a worker that leaves."""
 
     def next(
         self,
@@ -556,7 +560,7 @@ async def _next(
 
 
 def _has_one_schema(versions: Versions, version: Version, checkpoint_ts: int) -> bool:
-    """Whether nothing above the checkpoint has another schema than the newest."""
+    """Whether nothing above the checkpoint has a schema other than the newest."""
     # A table that was created at the checkpoint may still be planned from below it, as a reader may
     # have yet to come there: only who has had it from its beginning knows that nothing is missing.
     return version.from_ts < checkpoint_ts or (

@@ -22,23 +22,22 @@ from server.capture import long_lived
 from server.capture.errors import ChangefeedNotRunningError, TableMoveError
 from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
 from server.capture.traffic import NO_TRAFFIC, Traffic
-from server.capture.worker.combined import (
-    CombinedSink,
-    SchemaChangeRouter,
-    SharedTables,
-    WorkerChunks,
-    changes_by_worker,
-    placed_of,
-)
+from server.capture.worker.combined import CombinedSink
+from server.capture.worker.dump_chunks import WorkerChunks
 from server.capture.worker.moves import TableMover
 from server.capture.worker.placement import TablePlacement
 from server.capture.worker.pool import Worker, Workers
 from server.capture.worker.share import ShareStart, WorkerShare, known_blockers
+from server.capture.worker.shared_tables import (
+    SchemaChangeRouter,
+    SharedTables,
+    changes_by_worker,
+    placed_of,
+)
 from server.capture.worker.splitting import Splitting
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Dumpable
-from server.puller.source import Puller, TableChange
-from server.puller.splitting import Splittable
+from server.puller.source import Puller, Splittable, TableChange
 from server.puller.tikv.puller import TablePuller
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
@@ -97,8 +96,8 @@ class WorkersProcessor(ProcessorPosition):
         return traffic
 
     def locations(self, span: Span) -> tuple[str, ...]:
-        """Where the table's worker serves its rows itself; of a table that is split they are put
-        together here.
+        """Return the addresses where the table's worker serves its rows directly; none for a split
+        table, whose parts are merged here.
         """
         tables = self._tables
         is_split = tables is not None and tables.placement.parts(span) != (span,)
@@ -161,7 +160,7 @@ class WorkersProcessor(ProcessorPosition):
         await self._workers.wait_known()
         source = self._source if isinstance(self._source, Splittable) else None
         # A million tables take seconds to divide.
-        with long_lived.making(len(self._catalog.read())):
+        with long_lived.building_tables(len(self._catalog.read())):
             placement, splitting = await self._placed(source)
             has_all = placement.workers if schemas is not None else ()
             parts = await asyncio.to_thread(self._divided, placement, source, has_all)
@@ -235,7 +234,9 @@ class WorkersProcessor(ProcessorPosition):
     async def _placed(
         self, source: Splittable | None
     ) -> tuple[TablePlacement[Worker], Splitting | None]:
-        """Where each table begins, and what splits them, if they may be split."""
+        """Place each table on a worker; the second result splits tables, if the source
+        allows that.
+        """
         placement = await asyncio.to_thread(self._placement, self._workers.workers())
         if source is None or not self._least_regions:
             return placement, None
@@ -291,7 +292,7 @@ class WorkersProcessor(ProcessorPosition):
 
 @dataclass(slots=True)
 class _Part:
-    """What one worker begins with."""
+    """The tables that one worker begins with."""
 
     tables: list[SourceTable] = field(default_factory=list)
     changes: list[TableChange] = field(default_factory=list)

@@ -1,11 +1,11 @@
-"""A worker's share of a running changefeed, seen from the owner: a mirror of its progress,
+"""A worker's share of a running changefeed, seen from the owner: the status it reports,
 and calls for the rest.
 
 The share lives exactly as long as the stream of `run`: a worker whose owner goes away ends it, an
 owner whose worker goes away gets WorkerLostError. Rows come over Flight, everything else over gRPC;
 every call has a deadline.
 
-What is asked often (positions, statistics) is answered from the `Mirror`, which holds what the
+What is asked often (positions, statistics) is answered from the `ShareStatus`, which holds what the
 worker last reported. Positions in it only move forward: a report that was overtaken by the answer
 of an acknowledgement changes nothing back. Only a table that comes from another share takes the
 share's checkpoint_ts back: the share may have been further than that table. A worker's errors
@@ -69,7 +69,7 @@ class WorkerLostError(UnavailableError):
 
 
 def lost(worker: str) -> WorkerLostError:
-    """What to say of a worker that is gone."""
+    """Return the error for a worker that is gone."""
     return WorkerLostError(
         f"{worker} has died or does not answer; its tables are pulled again, here or elsewhere"
     )
@@ -101,7 +101,7 @@ class RemoteWorker(Protocol):
 
     @property
     def stub(self) -> WorkerServiceStub:
-        """For calls from any thread; reconnects by itself."""
+        """The client for calls from any thread; it reconnects by itself."""
         ...
 
     def do_get(self, ticket: fl.Ticket, timeout_s: float) -> fl.FlightStreamReader:
@@ -110,7 +110,7 @@ class RemoteWorker(Protocol):
 
     @property
     def comes_back(self) -> bool:
-        """Whether somebody starts it again when it dies: a share waits for that."""
+        """Whether the worker is restarted when it dies; its shares wait for that."""
         ...
 
     def connect(self) -> grpc.aio.Channel:
@@ -126,9 +126,9 @@ class RemoteWorker(Protocol):
         ...
 
 
-class Mirror:
-    """What a worker last reported of its share; written on the event loop and by acknowledgements,
-    read by any thread.
+class ShareStatus:
+    """A worker's last report of its share; written on the event loop and by acknowledgements, read
+    by any thread.
     """
 
     def __init__(self, start_ts: int) -> None:
@@ -136,30 +136,25 @@ class Mirror:
         self.kept_ts = 0
         self.stats = ProcessorStats()
         self.ends = 0
-        """How many pullers of tables have ended; as new as the checkpoint_ts, or newer."""
+        """The number of pullers that have ended; as new as checkpoint_ts, or newer."""
         self.traffic: Mapping[Span, Traffic] = {}
-        """As it was last reported, some seconds ago."""
+        """The last reported traffic, some seconds old."""
         self._counts = 0
-        """Of which count of its tables the checkpoint_ts is."""
+        """The number of the count of tables to which checkpoint_ts belongs."""
         self._lock = threading.Lock()
         self._spans: dict[Span, tuple[int, int]] = {}
         self._start_ts = start_ts
 
-    def absorb(self, message: pb.ShareProgress) -> None:
-        """Take a report of the worker."""
-        for _ in self.absorbing(message):
-            pass
-
     async def take(self, message: pb.ShareProgress) -> None:
-        """The same on the event loop, on which others get their turn meanwhile."""
+        """Take a report of the worker on the event loop, in steps."""
         # The keys of the first report stay; the positions are numbers, which are frozen with them
         # and freed as ever.
-        with long_lived.making(0 if self._spans else len(message.spans)):
-            for _ in self.absorbing(message):
+        with long_lived.building_tables(0 if self._spans else len(message.spans)):
+            for _ in self.absorb_in_steps(message):
                 await asyncio.sleep(0)
 
-    def absorbing(self, message: pb.ShareProgress) -> Iterator[None]:
-        """The same in steps of a few milliseconds: a report may be of a hundred thousand tables."""
+    def absorb_in_steps(self, message: pb.ShareProgress) -> Iterator[None]:
+        """Take a report in steps of a few milliseconds: it may be of a hundred thousand tables."""
         # Before the checkpoint_ts: whoever sees a checkpoint must see the ends of pullers before
         # it. And tables before the share: it is no further than any of them.
         self.ended(message.ends)
@@ -197,7 +192,9 @@ class Mirror:
                 self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
 
     def ended(self, ends: int) -> None:
-        """At least so many pullers have ended; noted before the checkpoint_ts with it."""
+        """Note that at least so many pullers have ended; call it before noting the checkpoint_ts of
+        the same report.
+        """
         with self._lock:
             self.ends = max(self.ends, ends)
 
@@ -235,13 +232,13 @@ class RemoteShare:
         """
         self.tables: dict[Span, SourceTable] = {}
         """The newest of each span."""
-        self.mirror = Mirror(start_ts)
+        self.status = ShareStatus(start_ts)
         self.running = asyncio.Event()
         self._worker = worker
         self._changefeed = changefeed
         self.start_ts = start_ts
         self.keep_ts = 0
-        """What is acknowledged is kept above it from the start on; 0: it is not kept."""
+        """Acknowledged rows above it are kept from the start on; 0: none are kept."""
         self._term = term
         self._run = ((RUN_METADATA, uuid.uuid4().hex),)
         self._began = tuple(tables)
@@ -263,16 +260,16 @@ class RemoteShare:
     @property
     def stats(self) -> ProcessorStats:
         """See `WorkerShare.stats`."""
-        return self.mirror.stats
+        return self.status.stats
 
     def traffic(self) -> Mapping[Span, Traffic]:
         """See `WorkerShare.traffic`."""
-        return self.mirror.traffic
+        return self.status.traffic
 
     @property
     def ends(self) -> int:
         """See `WorkerShare.ends`."""
-        return self.mirror.ends
+        return self.status.ends
 
     async def run(
         self, target_ts: int, moved: Callable[[], None], *, limited: bool = False
@@ -326,7 +323,7 @@ class RemoteShare:
                 message = await anext(messages, None)
             if message is None:
                 raise lost(self._worker.name)
-            await self.mirror.take(message)
+            await self.status.take(message)
             self.running.set()
             moved()
 
@@ -355,11 +352,11 @@ class RemoteShare:
 
     def resolved_ts(self, span: Span | None = None) -> int:
         """See `Share.resolved_ts`."""
-        return self.mirror.resolved_ts if span is None else self.mirror.table(span)[0]
+        return self.status.resolved_ts if span is None else self.status.table(span)[0]
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
         """See `Share.checkpoint_ts`."""
-        return self.mirror.checkpoint_ts if span is None else self.mirror.table(span)[1]
+        return self.status.checkpoint_ts if span is None else self.status.table(span)[1]
 
     def cut(
         self,
@@ -413,8 +410,8 @@ class RemoteShare:
         message = wire.span_message(span) if span else None
         request = pb.AckShareRequest(changefeed=self._changefeed, ts=ts, span=message)
         answer = self._ask(lambda stub: stub.AckShare(request, timeout=_CALL_S, metadata=self._run))
-        self.mirror.ended(answer.ends)
-        self.mirror.acknowledged(answer.share_checkpoint_ts, answer.counts)
+        self.status.ended(answer.ends)
+        self.status.acknowledged(answer.share_checkpoint_ts, answer.counts)
         return answer.checkpoint_ts
 
     def keep_above(self, ts: int) -> None:
@@ -424,7 +421,7 @@ class RemoteShare:
 
     def kept_ts(self) -> int:
         """See `Share.kept_ts`."""
-        return self.mirror.kept_ts
+        return self.status.kept_ts
 
     def add(self, tables: Sequence[tuple[SourceTable, int]], start_ts: int) -> None:
         """Pull tables above `start_ts` that another share serves until `count`; each with when its
@@ -432,7 +429,7 @@ class RemoteShare:
         """
         for table, from_ts in tables:
             self._note([table], from_ts)
-            self.mirror.removed(table.span)
+            self.status.removed(table.span)
         request = pb.AddTablesRequest(
             changefeed=self._changefeed,
             tables=[
@@ -458,7 +455,7 @@ class RemoteShare:
             lambda stub: stub.CountTables(request, timeout=_MOVE_S, metadata=self._run)
         )
         # Known before the other share gives the tables up: until then that one holds all back.
-        self.mirror.acknowledged(answer.checkpoint_ts, answer.counts)
+        self.status.acknowledged(answer.checkpoint_ts, answer.counts)
 
     def remove(self, spans: Sequence[Span], timeout_s: float = _MOVE_S) -> None:
         """Pull and serve tables no more; those that are not there are no error."""
@@ -468,7 +465,7 @@ class RemoteShare:
         self._ask(lambda stub: stub.RemoveTables(request, timeout=timeout_s, metadata=self._run))
         for span in spans:
             self.tables.pop(span, None)
-            self.mirror.removed(span)
+            self.status.removed(span)
 
     def dump(self, span: Span, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
         """See `WorkerShare.dump`."""
@@ -476,7 +473,7 @@ class RemoteShare:
         answer = self._ask(
             lambda stub: stub.DumpTable(request, timeout=_DUMP_S, metadata=self._run)
         )
-        self.mirror.ended(answer.ends)
+        self.status.ended(answer.ends)
         return answer
 
     def read(
@@ -513,7 +510,7 @@ class RemoteShare:
             self._names.setdefault(table.span, []).append((from_ts, table.target_name))
 
     def _name(self, span: Span, ts: int) -> str:
-        """What the worker calls the table right above `ts`."""
+        """Return the name that the worker uses for the table right above `ts`."""
         names = self._names[span]
         return next((name for from_ts, name in reversed(names) if from_ts <= ts), names[0][1])
 

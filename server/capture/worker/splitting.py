@@ -14,18 +14,18 @@ import structlog
 from server.capture.catalog import FeedCatalog
 from server.capture.worker.placement import TablePlacement
 from server.capture.worker.pool import Worker
-from server.puller.splitting import Splittable
+from server.puller.source import Splittable
 from sink.versions import Version
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
 Shape: TypeAlias = dict[Span, Worker]
-"""What a table consists of, in the order of its keys, and who is to have it."""
+"""The parts of a table in the order of their keys, with the worker of each."""
 _log = structlog.get_logger(__name__)
 
 
 class Splitting:
-    """Of one run of a changefeed."""
+    """Splits and merges the tables of one run of a changefeed."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Splitting:
     def _shape(
         self, versions: Sequence[Version], begins: Sequence[bytes], workers: Sequence[Worker]
     ) -> Shape | None:
-        """What the table of these versions should consist of; None: what it does."""
+        """Return the parts that a table of these versions should have; None: those that it has."""
         if not versions:
             return None
         span = versions[0].span
@@ -83,7 +83,7 @@ class Splitting:
         return self._dealt(divided(span, inside, count), workers)
 
     def _can_split(self, versions: Sequence[Version]) -> bool:
-        """Whether a table can be split in all the versions that are known."""
+        """Whether a table can be split in all its known versions."""
         return all(self.source.can_split(self._catalog.of(version)) for version in versions)
 
     def _dealt(self, parts: Sequence[Span], workers: Sequence[Worker]) -> Shape:

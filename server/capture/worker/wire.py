@@ -1,7 +1,4 @@
-"""Values of the worker contract as messages and back; bounds and tables that are missing mean all.
-
-Pure.
-"""
+"""Values of the worker contract as messages and back; missing bounds and tables mean all."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,7 +38,7 @@ def table_message(table: SourceTable) -> changefeed_pb2.Table:
 
 
 def table_record(message: changefeed_pb2.Table) -> TableRecord:
-    """What `table_message` wrote."""
+    """Parse the message of `table_message`."""
     return TableRecord(message.schema_name, read_document(message.table_info_json))
 
 
@@ -107,7 +104,7 @@ def _catalog(changefeed: str, source: TableReader, history: History) -> FeedCata
     # The owner has chosen the tables: a share takes all that it is given, by whatever filter.
     terms = Terms(changefeed, TableFilter(["*.*"]))
     [start_ts, *_] = (change.commit_ts for change in history)
-    with long_lived.making(sum(len(change.tables) for change in history)):
+    with long_lived.building_tables(sum(len(change.tables) for change in history)):
         return FeedCatalog(terms, source, history, start_ts, _kept_elsewhere)
 
 
@@ -123,7 +120,7 @@ def change_message(change: TableChange) -> pb.ShareChange:
 
 
 def change_of(message: pb.ShareChange, source: Source) -> TableChange:
-    """What `change_message` wrote."""
+    """Parse the message of `change_message`."""
     tables = tuple(source.table(table_record(table)) for table in message.tables)
     return TableChange(
         message.commit_ts, message.query, tables, tuple(message.dropped), tuple(message.truncated)
@@ -136,12 +133,12 @@ def span_message(span: Span) -> pb.TableSpan:
 
 
 def span_of(message: pb.TableSpan) -> Span:
-    """What `span_message` wrote."""
+    """Parse the message of `span_message`."""
     return Span(message.table_id, message.start_key, message.end_key)
 
 
 def traffic_message(traffic: Mapping[Span, Traffic]) -> pb.ShareTraffic:
-    """How much tables change."""
+    """Build the message of the traffic of tables."""
     return pb.ShareTraffic(
         tables=[
             pb.TableTraffic(span=span_message(span), **each._asdict())
@@ -151,7 +148,7 @@ def traffic_message(traffic: Mapping[Span, Traffic]) -> pb.ShareTraffic:
 
 
 def traffic_of(message: pb.ShareTraffic) -> dict[Span, Traffic]:
-    """What `traffic_message` wrote."""
+    """Parse the message of `traffic_message`."""
     return {
         span_of(each.span): Traffic(each.rows_per_s, each.bytes_per_s) for each in message.tables
     }
@@ -205,7 +202,7 @@ def plan_message(slices: Iterable[Slice]) -> pb.PlanTablesResponse:
 
 
 def slices_of(message: pb.PlanTablesResponse) -> list[Slice]:
-    """What `plan_message` wrote."""
+    """Parse the message of `plan_message`."""
     return [
         Slice(span_of(each.span), each.start_ts, each.end_ts, each.rows, each.bytes)
         for each in message.plans
@@ -227,7 +224,7 @@ def part_message(part: CutPart) -> pb.ExtentsResponse:
 
 
 def part_of(message: pb.ExtentsResponse) -> CutPart:
-    """What `part_message` wrote.
+    """Parse the message of `part_message`.
 
     Raises:
         CorruptError: an extent is none.
@@ -248,12 +245,14 @@ def page_message(page: Page) -> pb.DumpPage:
 
 
 def page_of(message: pb.DumpPage) -> Page:
-    """What `page_message` wrote."""
+    """Parse the message of `page_message`."""
     return Page(message.begin, message.end, message.limit)
 
 
 def dumped_page_message(page: PageRead) -> pb.DumpedPage:
-    """How much was read of a page, and up to where; the rows stay at the worker."""
+    """Build the message of a page's result: how much was read, and up to which key; the rows stay
+    at the worker.
+    """
     return pb.DumpedPage(
         rows=page.rows,
         size_bytes=page.size_bytes,
@@ -264,7 +263,7 @@ def dumped_page_message(page: PageRead) -> pb.DumpedPage:
 
 
 def dumped_page_of(message: pb.DumpedPage) -> PageRead:
-    """What `dumped_page_message` wrote."""
+    """Parse the message of `dumped_page_message`."""
     return PageRead(message.rows, message.size_bytes, message.last, message.ends, message.seconds)
 
 

@@ -43,7 +43,8 @@ from server.puller.tikv.feed import (
 from server.puller.tikv.frontier import Frontier
 from server.puller.tikv.matcher import Matcher, UnmatchedCommitError
 from server.rpc.lock_resolver import LockResolver
-from server.rpc.pd import PdClient, RegionRoute
+from server.rpc.pd import PdClient
+from server.rpc.region_cache import RegionRoute
 from server.rpc.tikv import KvClient
 from storage.backoff import jittered
 from storage.codec import decode_bytes, encode_bytes
@@ -70,7 +71,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Sorter(Protocol):
-    """Where the changes go; both calls may block on disk."""
+    """Receives the changes; both calls may block on disk."""
 
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
         """Take changes of RAW_SCHEMA."""
@@ -89,7 +90,7 @@ class Upstream:
     feeds: EventFeeds
     executor: Executor
     open_transactions: OpenTransactions = field(default_factory=OpenTransactions)
-    """Of the changefeed; without a directory they all stay in memory."""
+    """The changefeed's open transactions; without a directory they all stay in memory."""
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class _Absorbed:
 
 @dataclass(frozen=True, slots=True)
 class RegionProgress:
-    """How far one region has come; id 0 and no store: a range that is being located."""
+    """The progress of one region; id 0 and no store: a range that is being located."""
 
     region_id: int
     store: str

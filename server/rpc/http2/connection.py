@@ -32,7 +32,7 @@ from server.rpc.http2.headers import (
     read_head,
 )
 from server.rpc.http2.peer import Bounds, TokenBucket
-from server.rpc.http2.stream import STREAM_WINDOW, ConnectionState, Host, Stream
+from server.rpc.http2.stream import STREAM_WINDOW, ConnectionState, Stream, StreamHost
 
 CONNECTION_WINDOW = 16 << 20
 _CHECKED_BYTES, _FRAME_COST_BYTES = 4096, 256
@@ -51,7 +51,7 @@ class Connection(ConnectionState):
     """
 
     def __init__(
-        self, host: Host, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]
+        self, host: StreamHost, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]
     ) -> None:
         """See `ConnectionState`; the preface's answer is in `take` at once."""
         super().__init__(host, bounds, clock, wake)

@@ -15,7 +15,7 @@ from server.rpc.credentials import common_names
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.frames import ConnectionFault, ErrorCode
 from server.rpc.http2.peer import Bounds, Peer
-from server.rpc.http2.stream import Host
+from server.rpc.http2.stream import StreamHost
 from server.rpc.listener import peer_text
 
 _FAULTS = Counter(
@@ -36,12 +36,12 @@ _IDENTITY_KINDS = ("DNS", "URI", "email", "IP Address")
 """The names that the `ssl` module has for them."""
 
 
-class Link(asyncio.Protocol):
+class ServerProtocol(asyncio.Protocol):
     """One TCP or TLS connection, in `links` from its accepting on;
     `closed` is done when it is over.
     """
 
-    def __init__(self, host: Host, bounds: Bounds, links: "set[Link]") -> None:
+    def __init__(self, host: StreamHost, bounds: Bounds, links: "set[ServerProtocol]") -> None:
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._links = links
@@ -56,8 +56,8 @@ class Link(asyncio.Protocol):
         self._last_stream = 0
         self._behind = self._proceeding = False
         self._backlog_bytes = self._written_bytes = 0
-        self._partial = Stall(_FRAME_WITHIN_S)
-        self._header_block = Stall(_HEADERS_WITHIN_S)
+        self._partial = StallDetector(_FRAME_WITHIN_S)
+        self._header_block = StallDetector(_HEADERS_WITHIN_S)
         links.add(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -248,8 +248,8 @@ class Link(asyncio.Protocol):
 
     @property
     def evictable(self) -> bool:
-        """Whether nobody would miss it: without calls,
-        and it never had one or had its last a while ago.
+        """Whether it can be closed to make room: it has no calls, and never had one or had its last
+        a while ago.
         """
         if self._leaving or self._closing_s or self.connection.streams:
             return False
@@ -306,8 +306,8 @@ class Link(asyncio.Protocol):
         self._loop.call_soon(self.flush)
 
 
-class Stall:
-    """Whether something stays the same for too long."""
+class StallDetector:
+    """Detects that a value has not changed for too long."""
 
     __slots__ = ("_mark", "_since_s", "_within_s")
 

@@ -31,7 +31,7 @@ from server.rpc.http2.batched import BatchedCall, BatchedStream
 from server.rpc.http2.frames import ErrorCode
 from server.rpc.http2.handled import HandledCall, HandlerStarter, IncomingRequest
 from server.rpc.http2.headers import RequestHead
-from server.rpc.http2.link import Link
+from server.rpc.http2.link import ServerProtocol
 from server.rpc.http2.messages import MessageReader
 from server.rpc.http2.peer import Bounds
 from server.rpc.http2.stream import ConnectionState, Stream
@@ -91,7 +91,7 @@ class NativeServer:
         self._generic: list[Any] = []
         self._sockets: list[socket.socket] = []
         self._accepting: asyncio.Task[None] | None = None
-        self._links: set[Link] = set()
+        self._links: set[ServerProtocol] = set()
         self._admission = Admission(limits, self._links)
         self._handshakes = RefusedHandshakes()
         self._calls = self._tasks = self._held = 0
@@ -298,7 +298,7 @@ class NativeServer:
             self._refuse(accepted, refusal)
             return
         assert self._group is not None
-        link = Link(self, self._bounds, self._links)
+        link = ServerProtocol(self, self._bounds, self._links)
         self._admission.add(link, address)
         # A task only for the set-up: TLS may take seconds, and one slow client must not hold up the
         # next.
@@ -335,7 +335,7 @@ class NativeServer:
             # gRPC's clients offer h2 only; who offers both wants HTTP
             self._tls.offer("http/1.1", "h2")
 
-    def _protocol(self, link: Link) -> asyncio.Protocol:
+    def _protocol(self, link: ServerProtocol) -> asyncio.Protocol:
         """The protocol of a new connection: HTTP/2, or the choice between it and HTTP/1.1."""
         if self._http1 is None:
             return link
@@ -345,7 +345,7 @@ class NativeServer:
         link.closed.add_done_callback(lambda _: choice.abort())
         return choice
 
-    async def _connected(self, accepted: socket.socket, link: Link, address: str) -> None:
+    async def _connected(self, accepted: socket.socket, link: ServerProtocol, address: str) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._protocol(link),
@@ -400,11 +400,11 @@ class _Client:
     __slots__ = ("links", "none_idle_until_s", "warned")
 
     def __init__(self) -> None:
-        self.links: set[Link] = set()
+        self.links: set[ServerProtocol] = set()
         self.none_idle_until_s = 0.0
         self.warned = False
 
-    def evict_idle(self, serving: Collection[Link]) -> list[Link]:
+    def evict_idle(self, serving: Collection[ServerProtocol]) -> list[ServerProtocol]:
         """Choose those that have been without calls for the longest time;
         `serving` are those that speak HTTP/2.
         """
@@ -425,11 +425,11 @@ class Admission:
     until they are over or make room for others.
     """
 
-    def __init__(self, limits: Limits, serving: Collection[Link]) -> None:
+    def __init__(self, limits: Limits, serving: Collection[ServerProtocol]) -> None:
         self._limits = limits
         self._serving = serving
         self._clients: dict[str, _Client] = {}
-        self._address_of: dict[Link, str] = {}
+        self._address_of: dict[ServerProtocol, str] = {}
         self._none_idle_until_s = 0.0
 
     @property
@@ -464,13 +464,13 @@ class Admission:
             return "all connections are in use; try again later, or another server"
         return ""
 
-    def add(self, link: Link, address: str) -> None:
+    def add(self, link: ServerProtocol, address: str) -> None:
         """Count a connection that was not refused."""
         self._clients.setdefault(address, _Client()).links.add(link)
         self._address_of[link] = address
         CONNECTIONS.inc()
 
-    def remove(self, link: Link) -> None:
+    def remove(self, link: ServerProtocol) -> None:
         """Stop counting a connection; one that is not counted is ignored."""
         address = self._address_of.pop(link, None)
         if address is None:

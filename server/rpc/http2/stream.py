@@ -71,7 +71,7 @@ _TAIL = HEADER.pack(len(headers.TRAILERS_OK) << 8 | HEADERS, END_HEADERS | END_S
 _HEAD_BLOCK, _TAIL_BLOCK = headers.RESPONSE_HEAD, headers.TRAILERS_OK
 
 
-class Host(Protocol):
+class StreamHost(Protocol):
     """The listener, as a connection needs it."""
 
     def open(
@@ -106,12 +106,10 @@ class Host(Protocol):
         """One connection more (1) or less (-1) has received more than it handled in its turn."""
 
     def count_buffered_bytes(self, change: int) -> None:
-        """So many more bytes wait for a peer to read them, or for their connection's turn."""
+        """Count bytes that wait for a peer to read them, or for their connection's turn."""
 
     def hold_request_bytes(self, change: int) -> bool:
-        """So many more bytes of requests wait for their rest, or to be read; False:
-        that is too much.
-        """
+        """Count bytes of requests that are incomplete or unread; False: the limit is exceeded."""
 
 
 class Stream(ABC):
@@ -178,7 +176,7 @@ class Stream(ABC):
         return
 
     def awaits_rest(self) -> bool:
-        """Whether the peer has begun a request that it has yet to finish."""
+        """Whether the peer has begun a request that is not complete."""
         return False
 
     def writable(self) -> None:
@@ -194,7 +192,7 @@ class Stream(ABC):
         self.finish(grpc.StatusCode.UNAVAILABLE, STOPPING)
 
     def hold(self, size: int) -> None:
-        """So many bytes of its requests are in memory.
+        """Set how many bytes of its requests are in memory.
 
         Raises:
             StatusError: that, with what other calls hold, is too much.
@@ -266,7 +264,7 @@ class Stream(ABC):
         self.send_messages(len(message).to_bytes(PREFIX_BYTES) + message, 1)
 
     def send_messages(self, messages: bytes, count: int) -> None:
-        """So many messages, each behind its prefix, now or when the peer has room."""
+        """Send messages, each behind its length prefix, now or when the peer's window allows it."""
         if self.finishing:
             return
         connection = self.connection
@@ -416,7 +414,7 @@ class ConnectionState:
     """
 
     def __init__(
-        self, host: Host, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]
+        self, host: StreamHost, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]
     ) -> None:
         """`wake` is called when there is something to send and nobody is about to look."""
         self.streams: dict[int, Stream] = {}
@@ -427,7 +425,7 @@ class ConnectionState:
         self.starting: OrderedDict[int, Stream] = OrderedDict()
         """Unary calls whose handlers wait for their turn."""
         self.gated = False
-        """They wait until the peer has read answers."""
+        """Whether requests wait until the peer has read answers."""
         self.unpacking: OrderedDict[int, Stream] = OrderedDict()
         """Streams with a compressed message that needs more turns."""
         self.room = ROOM_BYTES

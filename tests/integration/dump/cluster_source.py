@@ -17,11 +17,12 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from server.rpc.key_error import CommitTsExpiredError
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
-from storage.tidb.ddl import database_key, job_key, table_key
+from storage.tidb.ddl import job_key
 from storage.tidb.record import encode_record
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, TableInfo
 from tests.integration.dump.cluster_binlogs import Binlogs, Written, converted
+from tests.tidb_encoding import database_key, table_key
 
 T = TypeVar("T")
 Rows = dict[int, int]

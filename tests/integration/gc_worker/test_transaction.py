@@ -71,8 +71,7 @@ async def test_an_insert_of_what_is_there_fails_whole(cluster: Any) -> None:
 async def test_what_was_only_locked_makes_a_conflicting_writer_fail(cluster: Any) -> None:
     await cluster.put((b"a", b"1"))
     one, two = await cluster.client.begin(), await cluster.client.begin()
-    await one.lock_keys([b"a"])
-    assert await one.get(b"a") == b"1"
+    assert await one.get_for_update(b"a") == b"1"
     await one.put(b"z", b"1")
     await two.put(b"a", b"2")
     await one.commit()

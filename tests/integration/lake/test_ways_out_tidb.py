@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from storage.tidb.ddl import table_key
 from tests.integration.capture.processes import running_cluster
 from tests.integration.dump.cluster_binlogs import Written
 from tests.integration.dump.cluster_source import DATABASE_ID, ClusterSource
 from tests.integration.lake.test_databases import rows
 from tests.integration.lake.test_job_errors import until
 from tests.integration.lake.test_ways_out import LakeJobLoop
+from tests.tidb_encoding import table_key
 
 pytestmark = pytest.mark.timeout(500)
 EXCHANGE_PARTITION = 42

@@ -12,7 +12,7 @@ from kvproto import cdcpb_pb2 as cdcpb
 from kvproto import cdcpb_pb2_grpc as cdcgrpc
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.rpc.pd import RegionRoute
+from server.rpc.region_cache import RegionRoute
 from tests.integration.store.stubs import Stubs
 
 Row = cdcpb.Event.Row

@@ -4,7 +4,8 @@ import asyncio
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.rpc.pd import PdClient, RegionRoute
+from server.rpc.pd import PdClient
+from server.rpc.region_cache import RegionRoute
 from server.rpc.tikv import KvClient
 
 QUICK = ("--region-check-interval", "0.2", "--heartbeat-interval", "0.2")

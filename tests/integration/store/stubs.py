@@ -12,7 +12,8 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2_grpc as tikvpb
 
 from server.rpc.client import connect
-from server.rpc.pd import PdClient, RegionMissingError, RegionRoute
+from server.rpc.pd import PdClient, RegionMissingError
+from server.rpc.region_cache import RegionRoute
 from storage.codec import encode_bytes, encode_i64
 from tests.integration.store.daemons import Cluster
 

@@ -16,7 +16,7 @@ import pytest
 from server.capture.source.tidb import TidbSource
 from server.puller.source import SourceContext
 from storage.model.event import DELETE
-from storage.tidb.ddl import database_key, job_key, table_key
+from storage.tidb.ddl import job_key
 from storage.tidb.record import decode_record, decode_record_key, encode_record
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, TableInfo
@@ -24,6 +24,7 @@ from tests.integration.store.daemons import Cluster, running_cluster
 from tests.integration.tidb.conftest import context_of
 from tests.integration.tidb.history import Txn, load
 from tests.integration.tidb.replica import Replica
+from tests.tidb_encoding import database_key, table_key
 
 TABLE = TableInfo.build(7, "t", [Column.bigint("id"), Column.bigint("v")])
 DROP_PARTITION, TRUNCATE_PARTITION = 20, 23

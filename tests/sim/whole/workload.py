@@ -16,12 +16,13 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.transaction import Transaction, TransactionClient, UndeterminedError
 from storage.codec import encode_bytes
 from storage.model.errors import TidemarkError
-from storage.tidb.ddl import JOB_META_COLUMN_ID, Action, database_key, job_key, table_key
+from storage.tidb.ddl import JOB_META_COLUMN_ID, Action, job_key
 from storage.tidb.record import decode_record, encode_record, record_key
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, TableInfo
 from tests.sim.whole.history import Ddl, History, Row, Txn, Writes
 from tests.sim.whole.machine import PD
+from tests.tidb_encoding import database_key, table_key
 
 SCHEMA = "bank"
 ACCOUNTS = TableInfo.build(101, "accounts", [Column.bigint("id"), Column.bigint("balance")])

@@ -8,8 +8,7 @@ import pytest
 import structlog
 
 from server.config import ConfigError
-from server.log import AUDIT, LogConfig, configure, log_config, set_level, set_redaction
-from server.log_redaction import redacted
+from server.log import AUDIT, LogConfig, configure, log_config, redacted, set_level, set_redaction
 
 
 @pytest.fixture(autouse=True)

@@ -19,17 +19,12 @@ from sink.tidb_mounter import TidbMounter
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 from storage.tidb.cell import arrow_value
-from storage.tidb.datum import NIL, encode_datum, encode_key_datum
+from storage.tidb.datum import NIL, encode_key_datum
 from storage.tidb.field_type import Flag
-from storage.tidb.record import (
-    common_record_key,
-    decode_record,
-    decode_record_key,
-    encode_record,
-    record_key,
-)
+from storage.tidb.record import decode_record, decode_record_key, encode_record, record_key
 from storage.tidb.row import decode_row, encode_row
 from storage.tidb.schema import Column, Index, TableInfo
+from tests.tidb_encoding import common_record_key, encode_datum
 from tests.unit.storage.tidb import vectors
 from tests.unit.storage.tidb.values import COLUMNS
 

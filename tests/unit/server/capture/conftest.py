@@ -21,7 +21,8 @@ from server.capture.source.registry import sources
 from server.changefeed import keys
 from server.puller.source import SourceContext
 from server.puller.tikv.feed import Fault
-from server.rpc.pd import MinSafePoint, RegionRoute
+from server.rpc.pd import MinSafePoint
+from server.rpc.region_cache import RegionRoute
 from storage.tidb.record import encode_record
 from storage.tidb.schema import Column, TableInfo
 from tests.unit.server.capture.flight_feed import Feed

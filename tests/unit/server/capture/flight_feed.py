@@ -5,7 +5,7 @@ without an owner.
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from server.capture.feed import Delivery, Reading
+from server.capture.feed import Delivery, ReadActivity
 from server.capture.feed import Feed as RealFeed
 from server.capture.flight import OwnerFeeds
 from server.capture.history import KeptHistory
@@ -112,7 +112,7 @@ class Feed:
             record=lambda _: SimpleNamespace(shard=None),
         )
         self.catalog = catalog
-        reading = self.reading = Reading(0.0)
+        reading = self.reading = ReadActivity(0.0)
         self.delivery = Delivery(START)
         self.readers = Readers({}, START, has_lake_job=False)
         self.history = KeptHistory(is_kept=keeps)

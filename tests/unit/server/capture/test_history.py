@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from server.capture.errors import ParameterError
-from server.capture.history import Due
+from server.capture.history import RetentionBounds
 from server.capture.history_keeper import look_at
 from server.capture.readers import LET_GO, LOST
 from sink.retention import Retention
@@ -24,7 +24,7 @@ def feed(tmp_path):
 
 
 def look(feed, retention, held_ts=MAX_TS):
-    feed.history.look(feed.sink, Due(retention, held_ts, feed.versions, feed.holds))
+    feed.history.look(feed.sink, RetentionBounds(retention, held_ts, feed.versions, feed.holds))
 
 
 def ack(feed, ts, **more):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from server.capture.audit import Audit
-from server.capture.feed import Reading
+from server.capture.feed import ReadActivity
 from server.capture.history import KeptHistory
 from server.capture.metrics import FeedCollector
 from server.capture.processor import ProcessorStats
@@ -47,7 +47,7 @@ def feed():
         info=info,
         job=None,
         audit=Audit(),
-        reading=Reading(time.monotonic() - 300),
+        reading=ReadActivity(time.monotonic() - 300),
         readers=Readers({"etl": ReaderRecord(ts_ago(40))}, ts_ago(100), has_lake_job=True),
         history=history,
         kept_ts=ts_ago(160),

@@ -10,7 +10,7 @@ from server.capture.readers import (
     LOST,
     READERS_MAX,
     UNNAMED,
-    Kept,
+    KeptRange,
     ReaderInvalidError,
     ReaderNotExistsError,
     ReaderRecord,
@@ -119,13 +119,13 @@ def test_one_that_begins_in_kept_history_holds_the_checkpoint_until_it_has_caugh
     assert some.begins_at("late", 50) == 20
     assert some.held_ts() == 20
     for ts in (60, 70):
-        some.acknowledged("a", ts, Kept(50, 10))
-        some.acknowledged(UNNAMED, ts, Kept(50, 10))
+        some.acknowledged("a", ts, KeptRange(50, 10))
+        some.acknowledged(UNNAMED, ts, KeptRange(50, 10))
     assert some.record("late").behind
-    assert some.acknowledged("late", 45, Kept(50, 10)) == 20
-    assert some.acknowledged("late", 65, Kept(50, 10)) == 45
+    assert some.acknowledged("late", 45, KeptRange(50, 10)) == 20
+    assert some.acknowledged("late", 65, KeptRange(50, 10)) == 45
     assert some.record("late").behind, "what it took last is below the checkpoint"
-    assert some.acknowledged("late", 70, Kept(50, 10)) == 60
+    assert some.acknowledged("late", 70, KeptRange(50, 10)) == 60
     assert not some.record("late").behind
 
 
@@ -141,11 +141,11 @@ def test_the_position_of_one_that_is_behind_survives_a_restart_and_others_begin_
     # What it needs is gone: it is told so, and holds nobody.
     assert again.let_go(100.0, 70) == ["late"]
     assert again.held_ts() == 70
-    again.acknowledged("a", 90, Kept(70, 70))
-    assert again.acknowledged("a", 95, Kept(70, 70)) == 90
+    again.acknowledged("a", 90, KeptRange(70, 70))
+    assert again.acknowledged("a", 95, KeptRange(70, 70)) == 90
     assert again.begins_at("late", 90) == 20
     # Whoever starts it again above what is kept, has it again.
-    assert again.acknowledged("late", 92, Kept(90, 70)) == 90
+    assert again.acknowledged("late", 92, KeptRange(90, 70)) == 90
     assert states(again, 70)["late"] == HOLDING
 
 
@@ -184,7 +184,7 @@ def test_one_that_is_silent_for_too_long_lets_go_and_holds_again_when_it_comes()
     assert some.acknowledged("b", 50) == 40
     assert some.held_ts() == 40
     assert some.begins_at("a", 40) == 10, "never moved past what it has yet to take"
-    assert some.acknowledged("a", 15, Kept(40, 5)) == 15
+    assert some.acknowledged("a", 15, KeptRange(40, 5)) == 15
     assert states(some) == {"a": HOLDING, "b": HOLDING}
 
 

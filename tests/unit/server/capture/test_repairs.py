@@ -12,7 +12,7 @@ import pytest
 from server.capture.errors import ChangefeedNotRunningError
 from server.capture.flight import OwnerFeeds
 from server.capture.pulling import Gate, SorterRows
-from server.capture.repairs import Repairs
+from server.capture.run import Repairs
 from sorter.errors import BlockCorruptError, TableDamagedError, TableNotFoundError
 from storage.model.errors import ClosedError, TidemarkError
 from storage.model.span import Span

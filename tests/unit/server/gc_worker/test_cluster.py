@@ -15,7 +15,8 @@ from gcsafepoint.worker.cluster import LowestService, SafePointDecreasesError
 from gcsafepoint.worker.do_gc import CollectUnsupportedError
 from gcsafepoint.worker.records import Record
 from server.gc_worker.cluster import TikvCluster, lowest_service
-from server.rpc.pd import MinSafePoint, PdRefusedError, RegionRoute
+from server.rpc.pd import MinSafePoint, PdRefusedError
+from server.rpc.region_cache import RegionRoute
 from server.rpc.region_router import StoreRefusedError
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.lock_resolver import LockResolver, async_commit_ts
-from server.rpc.tikv import KvClient, Passing
+from server.rpc.tikv import BypassedLocks, KvClient
 from storage.model.ts import compose
 
 Answer = kvrpcpb.CheckSecondaryLocksResponse
@@ -87,7 +87,7 @@ async def test_a_reader_passes_what_commits_later_or_never_and_waits_for_the_res
     ]
     resolver = LockResolver(Clock(), cast("KvClient", kv))
     passing, wait_s = await resolver.resolve_for_read(locks, NOW + 50)
-    assert passing == Passing(frozenset({NOW + 2, NOW + 3, NOW + 4}), frozenset({NOW + 1}))
+    assert passing == BypassedLocks(frozenset({NOW + 2, NOW + 3, NOW + 4}), frozenset({NOW + 1}))
     assert wait_s == pytest.approx(2.0)
     assert kv.resolved == [(NOW + 1, NOW + 50), (NOW + 2, NOW + 51), (NOW + 3, 0)]
     assert await resolver.resolve(locks, NOW + 50) == pytest.approx(2.0)

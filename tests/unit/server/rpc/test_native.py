@@ -23,7 +23,7 @@ from server.rpc.credentials import CredentialsError, SecurityConfig
 from server.rpc.front import Answer, Messages
 from server.rpc.http2 import frames
 from server.rpc.http2.connection import Connection
-from server.rpc.http2.link import Link
+from server.rpc.http2.link import ServerProtocol
 from server.rpc.http2.stream import Stream
 from server.rpc.listener import EVICTED, open_listeners
 from server.rpc.server import PortInUseError, RpcServer
@@ -306,7 +306,9 @@ async def test_connections_that_end_in_any_way_leave_nothing_behind() -> None:
             0,
         )
         gc.collect()
-        assert not [one for one in gc.get_objects() if isinstance(one, Stream | Link | Connection)]
+        assert not [
+            one for one in gc.get_objects() if isinstance(one, Stream | ServerProtocol | Connection)
+        ]
 
 
 async def test_a_peer_that_never_reads_is_not_read_either() -> None:

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvproto import metapb_pb2 as metapb
 
-from server.rpc.pd import RegionRoute
-from server.rpc.region_cache import RegionCache, covers
+from server.rpc.region_cache import RegionCache, RegionRoute, covers
 
 KEYS = [bytes([letter]) for letter in b"abcdefgh"]
 

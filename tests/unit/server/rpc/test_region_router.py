@@ -16,7 +16,7 @@ from kvproto import tikvpb_pb2 as tikvpb
 
 from server.rpc.errors import StatusError
 from server.rpc.key_error import LockedError, WriteConflictError
-from server.rpc.pd import RegionRoute
+from server.rpc.region_cache import RegionRoute
 from server.rpc.region_router import StoreRefusedError
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient

@@ -20,7 +20,7 @@ from server.rpc.http2 import link as link_module
 from server.rpc.http2.batched import BatchedCall, BatchedStream
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.handled import HandledCall
-from server.rpc.http2.link import Link
+from server.rpc.http2.link import ServerProtocol
 from server.rpc.listener import ERRORS
 from server.rpc.server import RpcServer
 
@@ -161,7 +161,7 @@ async def test_a_batch_function_that_fails_ends_its_batch_only() -> None:
         (HandledCall, "receive", HANDLED),
         (HandledCall, "finish", HANDLED),
         (HandledCall, "_conclude", HANDLED),
-        (Link, "_tick", BATCHED),
+        (ServerProtocol, "_tick", BATCHED),
     ],
 )
 async def test_each_entry_point_of_a_connection_ends_it_alone(

@@ -4,11 +4,12 @@ from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
 from storage.tidb.cell import Value, encode_cell
-from storage.tidb.datum import decode_datum, encode_datum, encode_key_datum
+from storage.tidb.datum import decode_datum, encode_key_datum
 from storage.tidb.field_type import TEXTS, Type
 from storage.tidb.number import decode_uvarint, decode_varint, encode_uvarint, encode_varint
 from storage.tidb.row import as_v2, decode_pairs, encode_row
 from storage.tidb.schema import Column
+from tests.tidb_encoding import encode_datum
 from tests.unit.storage.tidb.values import COLUMNS, typed_values
 
 

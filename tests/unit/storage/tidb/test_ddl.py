@@ -12,16 +12,15 @@ from storage.tidb.ddl import (
     Action,
     Job,
     SchemaKey,
-    database_key,
     decode_schema_key,
     history_key,
     job_key,
     job_span,
-    table_key,
 )
 from storage.tidb.row import encode_row
 from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import REMOVED, Change, SchemaHistory, Table
+from tests.tidb_encoding import database_key, table_key
 from tests.unit.storage.tidb import vectors
 
 IDS = st.integers(1, 1 << 40)

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from storage.model.errors import CorruptError
 from storage.tidb.record import (
     RecordKey,
-    common_record_key,
     decode_int_handles,
     decode_record_key,
     record_key,
     table_span,
 )
+from tests.tidb_encoding import common_record_key
 
 IDS = st.integers(1, (1 << 62) - 1)
 HANDLES = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from sink.tidb_mounter import TidbMounter
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
-from storage.tidb.datum import encode_datum
 from storage.tidb.mutation import DELETED, INSERTED, ROW_ID, UPDATED, MutationError, TableMutations
 from storage.tidb.number import encode_varint
 from storage.tidb.record import record_key, record_prefix
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, TableInfo
 from storage.tidb.schema_history import SchemaHistory
+from tests.tidb_encoding import encode_datum
 from tests.unit.storage.tidb import vectors
 
 TABLE = TableInfo.build(7, "t", [Column.bigint("id"), Column.bigint("v")])

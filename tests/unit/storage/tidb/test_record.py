@@ -10,9 +10,10 @@ import pytest
 
 from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.field_type import Flag, Type
-from storage.tidb.record import common_record_key, decode_record, encode_record, record_key
+from storage.tidb.record import decode_record, encode_record, record_key
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, TableInfo
+from tests.tidb_encoding import common_record_key
 from tests.unit.storage.tidb import vectors
 
 GOLDEN: dict[str, Any] = json.loads(

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from storage.model.errors import CorruptError
 from storage.tidb.binary import BinaryColumn
 from storage.tidb.cell import encode_cell
-from storage.tidb.datum import encode_datum
 from storage.tidb.number import decode_uvarints, encode_uvarint, encode_varint, zigzag
 from storage.tidb.row import Pairs, as_v2, binary_column, decode_row, encode_rows
 from storage.tidb.row_layout import RowBlock
+from tests.tidb_encoding import encode_datum
 from tests.unit.storage.tidb.values import COLUMNS
 
 U64 = st.integers(0, (1 << 64) - 1) | st.integers(0, 70).map(

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from server.capture.cut import combined_cut, cut_part
 from server.capture.local import LocalSink
 from server.capture.worker import wire
-from server.capture.worker.combined import CombinedSink, SchemaChangeRouter
+from server.capture.worker.combined import CombinedSink
+from server.capture.worker.shared_tables import SchemaChangeRouter
 from sink.cut import Bounds
 from sink.errors import AckAboveResolvedError
 from sorter import Sorter, SorterSettings

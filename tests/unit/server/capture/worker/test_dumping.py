@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.worker import wire
-from server.capture.worker.combined import SharedTables, WorkerChunks
+from server.capture.worker.dump_chunks import WorkerChunks
 from server.capture.worker.host import Host
 from server.capture.worker.placement import TablePlacement
-from server.capture.worker.remote import Mirror
+from server.capture.worker.remote import ShareStatus
 from server.capture.worker.service import round_read
+from server.capture.worker.shared_tables import SharedTables
 from server.dump.cluster.chunks import Page, PageRead, RoundRead, TableAwayError
 from storage.model.span import Span
 
@@ -43,12 +44,12 @@ class Share:
     """Asks the worker's side, as over the wire."""
 
     def __init__(self, chunks: Chunks) -> None:
-        self.mirror = Mirror(5)
+        self.status = ShareStatus(5)
         self._chunks: Any = chunks
 
     @property
     def ends(self) -> int:
-        return self.mirror.ends
+        return self.status.ends
 
     def resolved_ts(self, _span: Span) -> int:
         return 42
@@ -57,7 +58,7 @@ class Share:
         request = wire.dump_request("f", span, pages)
         sent = pb.DumpTableRequest.FromString(request.SerializeToString())
         answer = asyncio.run(round_read(self._chunks, sent))
-        self.mirror.ended(answer.ends)
+        self.status.ended(answer.ends)
         return answer
 
 
@@ -85,17 +86,17 @@ async def test_a_round_counts_only_for_the_generation_in_which_it_was_added() ->
     assert read.generation != before.generation, "pullers have ended there that were not known of"
     assert read.generation == chunks.tables()[7].generation
     assert (await chunks.read(7, [])).generation == read.generation
-    share.mirror.absorb(pb.ShareProgress(resolved_ts=50, checkpoint_ts=50, ends=4))
+    list(share.status.absorb_in_steps(pb.ShareProgress(resolved_ts=50, checkpoint_ts=50, ends=4)))
     assert chunks.tables()[7].generation != read.generation
     with pytest.raises(TableAwayError):
         await chunks.read(8, [])
 
 
 def test_a_mirror_knows_of_ends_when_it_knows_of_the_checkpoint_and_forgets_neither() -> None:
-    mirror = Mirror(5)
-    mirror.absorb(pb.ShareProgress(checkpoint_ts=10, ends=2))
-    mirror.absorb(pb.ShareProgress(checkpoint_ts=9, ends=1))
-    assert (mirror.ends, mirror.checkpoint_ts) == (2, 10)
+    status = ShareStatus(5)
+    list(status.absorb_in_steps(pb.ShareProgress(checkpoint_ts=10, ends=2)))
+    list(status.absorb_in_steps(pb.ShareProgress(checkpoint_ts=9, ends=1)))
+    assert (status.ends, status.checkpoint_ts) == (2, 10)
 
 
 async def test_a_round_comes_to_its_end_even_if_nobody_waits_for_it() -> None:

@@ -26,7 +26,7 @@ from server.capture.traffic import Traffic, weights
 from server.capture.worker import moves, wire
 from server.capture.worker.placement import Balance, is_uneven, next_move
 from server.capture.worker.processor import WorkersProcessor
-from server.capture.worker.remote import Mirror, WorkerLostError, lost
+from server.capture.worker.remote import ShareStatus, WorkerLostError, lost
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.info import State
@@ -116,7 +116,7 @@ class ModelShare:
         self.worker, self.upstream = worker, upstream
         self.start_ts = start.start_ts
         self.tables = {table.span: table for table in start.tables}
-        self.mirror, self.running = Mirror(start.start_ts), asyncio.Event()
+        self.status, self.running = ShareStatus(start.start_ts), asyncio.Event()
         self.held = {
             table.span: Held(start.start_ts, counted=True, pulls_from_s=0.0)
             for table in start.tables
@@ -151,7 +151,7 @@ class ModelShare:
             await asyncio.sleep(TICK_S)
 
     def _arrived(self, report, moved):
-        self.mirror.absorb(report)
+        list(self.status.absorb_in_steps(report))
         self.running.set()
         moved()
 
@@ -210,13 +210,13 @@ class ModelShare:
         return result
 
     def resolved_ts(self, span=None):
-        return self.mirror.resolved_ts if span is None else self.mirror.table(span)[0]
+        return self.status.resolved_ts if span is None else self.status.table(span)[0]
 
     def checkpoint_ts(self, span=None):
-        return self.mirror.checkpoint_ts if span is None else self.mirror.table(span)[1]
+        return self.status.checkpoint_ts if span is None else self.status.table(span)[1]
 
     def traffic(self):
-        return self.mirror.traffic
+        return self.status.traffic
 
     def plan_tables(self, spans, start_ts, end_ts, slice_bytes=None):
         def planned():
@@ -243,7 +243,7 @@ class ModelShare:
             for each, held in self.held.items():
                 if span in (None, each):
                     held.checkpoint_ts = max(held.checkpoint_ts, ts)
-            self.mirror.acknowledged(self._checkpoint(), self.counts)
+            self.status.acknowledged(self._checkpoint(), self.counts)
             return self._checkpoint()
 
         return self._call(acknowledged)
@@ -257,7 +257,7 @@ class ModelShare:
                 self.tables[table.span] = table
 
         for table, _ in tables:
-            self.mirror.removed(table.span)
+            self.status.removed(table.span)
         self._call(added)
 
     def count(self, positions):
@@ -272,7 +272,7 @@ class ModelShare:
                 self.counts += 1
             return self._checkpoint(), self.counts
 
-        self.mirror.acknowledged(*self._call(counted))
+        self.status.acknowledged(*self._call(counted))
         self.upstream.look()
 
     def remove(self, spans, timeout_s=1.0):
@@ -283,7 +283,7 @@ class ModelShare:
         self._call(removed)
         for span in spans:
             self.tables.pop(span, None)
-            self.mirror.removed(span)
+            self.status.removed(span)
 
     def change(self, change):
         self._call(lambda: self._changed(change))

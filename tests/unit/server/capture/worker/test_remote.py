@@ -144,8 +144,8 @@ async def test_a_share_tells_its_progress_and_answers_for_its_tables(worker, ups
         await until(lambda: share.resolved_ts() == 1040, outcome)
         span = ACCOUNTS.span
         assert (share.resolved_ts(span), share.checkpoint_ts(span)) == (1040, 1000)
-        await until(lambda: share.mirror.stats.sorted_ts == 1040, outcome)
-        assert share.mirror.stats.pulled_ts == 1040
+        await until(lambda: share.status.stats.sorted_ts == 1040, outcome)
+        assert share.status.stats.pulled_ts == 1040
         assert await asyncio.to_thread(share.cut, 1000, 2, None, span) == 1029
         part = await asyncio.to_thread(share.cut_part, 1000, 1040, Bounds(max_rows=2))
         assert (part.end_ts, [extent.commit_ts.tolist() for extent in part.extents]) == (

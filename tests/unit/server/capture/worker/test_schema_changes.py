@@ -14,7 +14,7 @@ from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.catalog import FeedCatalog, Terms
 from server.capture.worker import wire
-from server.capture.worker.combined import changes_by_worker
+from server.capture.worker.shared_tables import changes_by_worker
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.routes import NO_ROUTES, RouteRules

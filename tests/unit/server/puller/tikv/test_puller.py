@@ -12,7 +12,7 @@ from server.puller.open_transactions import OpenTransactions
 from server.puller.tikv.feed import ClusterIdMismatchError, Fault
 from server.puller.tikv.matcher import LateCommitError
 from server.puller.tikv.puller import TablePuller, Upstream
-from server.rpc.pd import RegionRoute
+from server.rpc.region_cache import RegionRoute
 from storage.codec import encode_bytes
 from storage.model.errors import UnavailableError
 from storage.model.span import Span

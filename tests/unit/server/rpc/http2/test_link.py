@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from server.rpc.http2 import frames
-from server.rpc.http2.link import Link
+from server.rpc.http2.link import ServerProtocol
 from tests.unit.server.rpc.http2.wire import BOUNDS, EchoHost
 
 
@@ -38,8 +38,8 @@ class Stuck(asyncio.Transport):
         self.paused = False
 
 
-def connected(host: EchoHost | None = None) -> tuple[Link, Stuck]:
-    link, transport = Link(host or EchoHost(), BOUNDS, set()), Stuck()
+def connected(host: EchoHost | None = None) -> tuple[ServerProtocol, Stuck]:
+    link, transport = ServerProtocol(host or EchoHost(), BOUNDS, set()), Stuck()
     link.connection_made(transport)
     return link, transport
 
