@@ -49,7 +49,7 @@ class Finding:
     ranges: int = 1
     """The number of key ranges of the table."""
 
-    def and_before(self, before: "Finding | None") -> "Finding":
+    def with_earlier_spans(self, before: "Finding | None") -> "Finding":
         """With the ranges of an earlier finding of the table, if they are of the same column."""
         if before is None or before.column != self.column:
             return self

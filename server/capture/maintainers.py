@@ -65,7 +65,7 @@ class Maintainers:
             feeds |= changefeeds.feeds
         return feeds
 
-    def home(self, changefeed: str) -> Changefeeds:
+    def changefeeds_of(self, changefeed: str) -> Changefeeds:
         """Return the `Changefeeds` that run a changefeed in this capture; for one that does not run
         here the owner's, whose error says why.
 
@@ -78,7 +78,7 @@ class Maintainers:
 
     def has(self, changefeed: str) -> bool:
         """Whether the changefeed runs here; may be called from any thread."""
-        return changefeed in self.home(changefeed).feeds
+        return changefeed in self.changefeeds_of(changefeed).feeds
 
     def feed(self, changefeed: str) -> Feed:
         """The changefeed of that id; callable from any thread.
@@ -86,7 +86,7 @@ class Maintainers:
         Raises:
             NotOwnerError, ChangefeedNotExistsError: it is elsewhere, or nowhere.
         """
-        return self.home(changefeed).feed(changefeed)
+        return self.changefeeds_of(changefeed).feed(changefeed)
 
     def pullers(self) -> list[TablePuller]:
         """The pullers of tables of the cluster, at this moment."""

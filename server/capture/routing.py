@@ -129,7 +129,7 @@ class Router:
             raise NotOwnerError("this capture begins to own the changefeeds, or ends; ask again")
         return owner
 
-    async def of_others(self, stub: Stub, method: str, request: Any) -> list[Any]:
+    async def ask_others(self, stub: Stub, method: str, request: Any) -> list[Any]:
         """Ask the other captures about their own changefeeds; captures that do not answer are left
         out.
         """
@@ -198,7 +198,7 @@ class FlightForwarder:
                 answer: bytes = result.body.to_pybytes()
                 return answer
 
-            return self._asked(changefeed, peer, ask)
+            return self._call_runner(changefeed, peer, ask)
 
         return act
 
@@ -229,7 +229,7 @@ class FlightForwarder:
             stream = peer.do_get(ticket, _FLIGHT_ROWS_S)
             return stream, stream.schema
 
-        stream, schema = self._asked(changefeed, peer, opened)
+        stream, schema = self._call_runner(changefeed, peer, opened)
         return schema, self._batches(changefeed, peer, stream)
 
     def _batches(
@@ -241,10 +241,10 @@ class FlightForwarder:
             except StopIteration:
                 return None
 
-        while (batch := self._asked(changefeed, peer, following)) is not None:
+        while (batch := self._call_runner(changefeed, peer, following)) is not None:
             yield batch
 
-    def _asked(self, changefeed: str, peer: PeerCapture, call: Callable[[], T]) -> T:
+    def _call_runner(self, changefeed: str, peer: PeerCapture, call: Callable[[], T]) -> T:
         """Call another capture for as long as it runs the changefeed; its errors are raised here
         again.
         """

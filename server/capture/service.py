@@ -99,7 +99,7 @@ class ChangefeedService:
         """Stop pulling."""
 
         async def pause() -> pb.PauseChangefeedResponse:
-            here = self._maintainers.home(request.id)
+            here = self._maintainers.changefeeds_of(request.id)
             feed = await here.carry_out(here.pause(request.id))
             return pb.PauseChangefeedResponse(changefeed=self._shown(feed))
 
@@ -110,7 +110,7 @@ class ChangefeedService:
 
         async def resume() -> pb.ResumeChangefeedResponse:
             ts, with_now = request.overwrite_checkpoint_ts, request.overwrite_with_now
-            here = self._maintainers.home(request.id)
+            here = self._maintainers.changefeeds_of(request.id)
             feed = await here.carry_out(here.resume(request.id, ts, with_now=with_now))
             return pb.ResumeChangefeedResponse(changefeed=self._shown(feed))
 
@@ -122,7 +122,7 @@ class ChangefeedService:
         """
 
         async def update() -> pb.UpdateChangefeedResponse:
-            here, changes = self._maintainers.home(request.id), changefeed_update(request)
+            here, changes = self._maintainers.changefeeds_of(request.id), changefeed_update(request)
             changes.check()
             # Before anything is stopped: what cannot be is refused here.
             plan = await here.plan_filter(request.id, changes.rules) if changes.rules else None
@@ -138,7 +138,7 @@ class ChangefeedService:
         """Forget it."""
 
         async def remove() -> pb.RemoveChangefeedResponse:
-            here = self._maintainers.home(request.id)
+            here = self._maintainers.changefeeds_of(request.id)
             feed = await here.carry_out(here.remove(request.id))
             return pb.RemoveChangefeedResponse(changefeed=self._shown(feed))
 
@@ -148,7 +148,7 @@ class ChangefeedService:
         """Let another capture have a table."""
 
         async def move() -> pb.MoveTableResponse:
-            feed = self._maintainers.home(request.id).feed(request.id)
+            feed = self._maintainers.changefeeds_of(request.id).feed(request.id)
             version = feed.catalog.named(request.table)
             if version is None:
                 raise TableNotExistsError(
@@ -163,7 +163,7 @@ class ChangefeedService:
         """One more reader, with a position of its own."""
 
         async def add() -> pb.AddReaderResponse:
-            here = self._maintainers.home(request.id)
+            here = self._maintainers.changefeeds_of(request.id)
             change = here.add_reader(request.id, request.name, request.start_ts)
             feed = await here.carry_out(change)
             return pb.AddReaderResponse(changefeed=self._shown(feed))
@@ -174,7 +174,7 @@ class ChangefeedService:
         """Hold nothing for a reader any more."""
 
         async def remove() -> pb.RemoveReaderResponse:
-            here = self._maintainers.home(request.id)
+            here = self._maintainers.changefeeds_of(request.id)
             feed = await here.carry_out(here.remove_reader(request.id, request.name))
             return pb.RemoveReaderResponse(changefeed=self._shown(feed))
 
@@ -203,7 +203,7 @@ class ChangefeedService:
         """All changefeeds of the cluster; one that no capture runs at this moment, or whose capture
         does not answer, as the metadata has it.
         """
-        answers = await self._router.of_others(ChangefeedServiceStub, "ListChangefeeds", request)
+        answers = await self._router.ask_others(ChangefeedServiceStub, "ListChangefeeds", request)
         messages = {each.id: each for answer in answers for each in answer.changefeeds}
         messages |= {each.id: each for each in self._here()}
         for feed in await self._owner.recorded(messages):

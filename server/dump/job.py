@@ -232,12 +232,12 @@ def parse_progress(text: bytes) -> TableProgress:
 class Dumps(Protocol):
     """The tables of the job that is taken up."""
 
-    def looking(self) -> AbstractContextManager[Any]:
+    def locked(self) -> AbstractContextManager[Any]:
         """Held while they are looked into."""
         ...
 
     def all_dumps(self) -> Collection[TableDump]:
-        """Call it `looking`."""
+        """Call it `locked`."""
         ...
 
 
@@ -286,13 +286,13 @@ class ProgressSaver:
             await self._settle()
 
     async def _settle(self) -> None:
-        with self._dumps.looking():
+        with self._dumps.locked():
             if not self._dumps.all_dumps():
                 return
         # The checkpoint of the metadata, not the one in memory: progress above a checkpoint that a
         # crash takes back would skip rows.
         checkpoint_ts = await self._records.checkpoint_ts()
-        with self._dumps.looking():
+        with self._dumps.locked():
             for dump in self._dumps.all_dumps():
                 dump.settle(checkpoint_ts)
                 self._measure(dump)
@@ -317,5 +317,5 @@ class ProgressSaver:
         if passed_s < _MEASURE_S and not is_restarted:
             return
         rows_per_s = max(rows - rows_before, 0) / max(passed_s, _SETTLE_S)
-        dump.goes_at(int(rows_per_s))
+        dump.set_rate(int(rows_per_s))
         self._measured[table_id] = rows, now_s

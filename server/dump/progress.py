@@ -302,7 +302,7 @@ class TableDump:
         """The table is in another state."""
         self.durable = replace(self.durable, state=state, error=error)
 
-    def goes_at(self, rows_per_s: int) -> None:
+    def set_rate(self, rows_per_s: int) -> None:
         """Note how fast it was read lately."""
         self.durable = replace(self.durable, rows_per_s=rows_per_s)
 

@@ -143,7 +143,7 @@ class Registry:
                 f"{_WRITE_SECONDS} s"
             ) from err
 
-    async def tell_start(self) -> None:
+    async def write_start_time(self) -> None:
         """Write that the pump was started now, for the console's map.
 
         Raises:

@@ -153,7 +153,7 @@ class Auditor:
         self._wake.clear()
         if plan is None:
             return
-        plan.altered(altered)
+        plan.note_altered(altered)
         next_s = self._ended_s + _QUIET_S if plan.is_urgent(now_s) else self._began_s + plan.turn_s
         if self._lag_s() <= self._settings.max_lag_s and now_s >= next_s and plan.is_due(now_s):
             # One turn at a time in this process: the sums of a turn take memory.
@@ -259,7 +259,7 @@ class _Turn:
 
     async def _begin(self, lake: Lake, table: Table, tables: int) -> None:
         column, now_s = table.span_column, time.monotonic()
-        if not self._plan.lacks(table.name, column, now_s):
+        if not self._plan.needs_round(table.name, column, now_s):
             return
         extent = Extent(0)
         if column is not None:

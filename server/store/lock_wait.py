@@ -56,13 +56,13 @@ class LockWaits:
     async def lock(self, request: Request) -> Response:
         """Take the locks, waiting for them if the request allows it."""
         answer = self.enlist(request, await self._attempt(request))
-        return await self.outlast(answer) if isinstance(answer, Wait) else answer
+        return await self.wait_for_locks(answer) if isinstance(answer, Wait) else answer
 
     def enlist(self, request: Request, answer: Response) -> Wait | Response:
-        """The first answer if it is for the client; else a `Wait`, to be passed to `outlast`."""
+        """The first answer if it is for the client; else a `Wait` for `wait_for_locks`."""
         return self._enlist(request, answer, self._deadline(request))
 
-    async def outlast(self, wait: Wait) -> Response:
+    async def wait_for_locks(self, wait: Wait) -> Response:
         """Wait and try again, until the locks are taken, something else is wrong,
         or the time is over.
         """

@@ -315,7 +315,7 @@ class BatchStream:
                 self._waits.enlist(call.request, answer) if field == "PessimisticLock" else answer
             )
             if isinstance(settled, Wait):
-                answering.create_task(self._outlast(request_id, settled))
+                answering.create_task(self._answer_after_wait(request_id, settled))
                 continue
             response.request_ids.append(request_id)
             getattr(response.responses.add(), field).CopyFrom(settled)
@@ -324,12 +324,12 @@ class BatchStream:
         else:
             self._slots.release()
 
-    async def _outlast(self, request_id: int, wait: Wait) -> None:
+    async def _answer_after_wait(self, request_id: int, wait: Wait) -> None:
         """Takes a slot only for the answer: the commit that frees the lock may come on this same
         stream.
         """
         response = tikvpb.BatchCommandsResponse(request_ids=[request_id])
-        response.responses.add().PessimisticLock.CopyFrom(await self._waits.outlast(wait))
+        response.responses.add().PessimisticLock.CopyFrom(await self._waits.wait_for_locks(wait))
         await self._slots.acquire()
         self._ready.put_nowait(response)
 

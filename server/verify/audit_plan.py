@@ -67,7 +67,7 @@ class AuditPlan:
         self._altered: set[str] = set()
         self._failing: dict[str, _Failing] = {}
 
-    def altered(self, tables: Collection[str]) -> None:
+    def note_altered(self, tables: Collection[str]) -> None:
         """A DDL was brought into the lake, or their rows were read again:
         a sample of these is due.
         """
@@ -101,7 +101,7 @@ class AuditPlan:
             name for name, lake_name in tables.items() if self._altered & {name, lake_name}
         }
 
-    def lacks(self, table: str, column: str | None, now_s: float) -> bool:
+    def needs_round(self, table: str, column: str | None, now_s: float) -> bool:
         """Whether a round of the table must begin, and so needs its extent: it has no round, its
         round is over, or its key is new.
         """

@@ -63,7 +63,7 @@ class ChangedKeys:
     def __init__(self, keys: pa.Array) -> None:
         self._keys = pc.unique(keys).sort()
 
-    def holds(self, keys: pa.Array) -> pa.Array:
+    def contain_each(self, keys: pa.Array) -> pa.Array:
         """Return for each key whether it is in the set."""
         if not len(keys):
             return pa.array([], pa.bool_())

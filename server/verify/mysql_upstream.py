@@ -208,7 +208,7 @@ def _unchanged(
     table: Table, columns: Columns, rows: pa.Array, changed: ChangedKeys
 ) -> pa.RecordBatch:
     keys = keys_of(columns, rows)
-    unchanged = pc.invert(changed.holds(keys))
+    unchanged = pc.invert(changed.contain_each(keys))
     return _mounted(table, keys.filter(unchanged), rows.filter(unchanged))
 
 

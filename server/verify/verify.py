@@ -229,7 +229,7 @@ class AuditRecords:
         key = keys.audit_finding(self._changefeed, finding.table)
         pair = await self._meta.get(key)
         before = None if pair is None else Finding.from_json(pair.value)
-        await self._write(Put(key, finding.and_before(before).to_json()))
+        await self._write(Put(key, finding.with_earlier_spans(before).to_json()))
 
     async def remove(self, table: str, ts: int) -> None:
         """Remove the finding of a table that was found right at a cut; one of a later cut stays."""

@@ -117,12 +117,12 @@ class Checks:
 
 
 def _serves(capture: Capture, changefeed: str) -> bool:
-    feeds = capture.maintainers.home(changefeed).feeds
+    feeds = capture.maintainers.changefeeds_of(changefeed).feeds
     return changefeed in feeds and feeds[changefeed].processor.sink is not None
 
 
 def _runs(capture: Capture, changefeed: str) -> bool:
-    return changefeed in capture.maintainers.home(changefeed).feeds
+    return changefeed in capture.maintainers.changefeeds_of(changefeed).feeds
 
 
 def _expect(holds: bool, what: str) -> None:

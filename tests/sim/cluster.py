@@ -323,7 +323,7 @@ class Cluster:
         """Make a call until the changefeed is as it asks."""
         while True:
             for capture in self.alive():
-                home = capture.maintainers.home(name)
+                home = capture.maintainers.changefeeds_of(name)
                 if name not in home.feeds or not capture.is_held or capture.process.is_stopped:
                     continue
                 if home.feeds[name].info.state.is_running == (method == "resume"):

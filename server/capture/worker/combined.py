@@ -65,7 +65,7 @@ class _Layout:
             )
         return share
 
-    def is_asked(self, span: Span, share: Share) -> bool:
+    def counts_report(self, span: Span, share: Share) -> bool:
         """Whether the share's report on the table counts: during a move two shares have the table,
         and a table that has just begun may be unknown here.
         """
@@ -264,7 +264,7 @@ class CombinedSink:
             lambda pair: [
                 part
                 for part in pair[0].plan_tables(pair[1], *bounds, slice_bytes)
-                if layout.is_asked(part.span, pair[0])
+                if layout.counts_report(part.span, pair[0])
             ],
             shares,
         )

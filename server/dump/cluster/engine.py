@@ -74,7 +74,7 @@ class ClusterDump:
         self._free_at = 0.0
         self._saver = ProgressSaver(changefeed, records, self)
 
-    def looking(self) -> AbstractContextManager[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """See `server.dump.job.Dumps`."""
         return nullcontext()
 

@@ -152,7 +152,7 @@ class DumpEngine:
             await asyncio.sleep(min(left_s, _IDLE_S))
             return True
         again = self._listener.again
-        with self._listener.looking():
+        with self._listener.locked():
             dumps = self._listener.all_dumps()
             first = job.foremost(each for each in dumps if each.durable.table_id in again)
             picks = next_picks(
@@ -160,7 +160,7 @@ class DumpEngine:
             )
         if not picks:
             return False
-        if not await self._watermarks.looked():
+        if not await self._watermarks.measure_lag():
             return False
         began = time.monotonic()
         with GIL_INTERVAL.shortened():
@@ -201,7 +201,7 @@ class DumpEngine:
             self._retry_failed()
         self._job = job
         self.copying.taken_up(job)
-        with self._listener.looking():
+        with self._listener.locked():
             dumps = {each.durable.table_id for each in self._listener.all_dumps()}
         again = self._listener.again
         for table_id, table in self._listener.tables().items():
@@ -216,7 +216,7 @@ class DumpEngine:
     def _retry_failed(self) -> None:
         self._listener.retry()
         self._refusals.clear()
-        with self._listener.looking():
+        with self._listener.locked():
             self._paces.clear()
             for dump in self._listener.all_dumps():
                 if dump.durable.state is TableState.FAILED:
@@ -226,7 +226,7 @@ class DumpEngine:
         """All tables soon, as only then it is known how much there is;
         returns whether one was refused.
         """
-        with self._listener.looking():
+        with self._listener.locked():
             tables = [each.durable for each in self._listener.all_dumps()]
         waiting = [each for each in tables if each.state is TableState.WAITING]
         waiting.sort(key=lambda each: -job.priority_of(each.name))
@@ -251,7 +251,7 @@ class DumpEngine:
             return False
         self._refusals.over(table_id)
         self._begun(job, table, version, query)
-        with self._listener.looking():
+        with self._listener.locked():
             dump = self._listener.dump(table_id)
             if dump is not None and dump.durable.state is TableState.WAITING:
                 dump.planned(ranges, rows)
@@ -307,7 +307,7 @@ class DumpEngine:
             self._listener.forget(low)
             self._listener.give_up(high, [each.chunk for each in taken])
             raise
-        self._xa_wait.looked(self._listener.xa_unfinished, time.monotonic())
+        self._xa_wait.note_waiting(self._listener.xa_unfinished, time.monotonic())
         self._note(self._xa_wait.note(time.monotonic()))
         rows, size = sum(len(each.chunk.keys) for each in taken), sum(each.bytes for each in taken)
         metrics.ROWS.inc(rows)
@@ -355,7 +355,7 @@ class DumpEngine:
             self._fail(each.table_id, TableState.FAILED, str(each.error))
 
     def _fail(self, table_id: int, state: TableState, error: str) -> None:
-        with self._listener.looking():
+        with self._listener.locked():
             dump = self._listener.dump(table_id)
             if dump is not None and not dump.durable.state.is_over:
                 dump.moved_to(state, error)
@@ -370,7 +370,7 @@ class DumpEngine:
 
     def _note(self, error: str) -> None:
         """Note in the status of all unfinished tables why they wait."""
-        with self._listener.looking():
+        with self._listener.locked():
             for dump in self._listener.all_dumps():
                 if not dump.durable.state.is_over and dump.durable.error != error:
                     dump.moved_to(dump.durable.state, error)

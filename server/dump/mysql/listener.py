@@ -285,16 +285,16 @@ class DumpListener:
         with self._lock:
             return dict(self._tables)
 
-    def looking(self) -> threading.Lock:
+    def locked(self) -> threading.Lock:
         """The lock, to be held while a `TableDump` is read or changed."""
         return self._lock
 
     def all_dumps(self) -> Collection[TableDump]:
-        """The dumps of the job's tables; to be called while `looking` is held."""
+        """The dumps of the job's tables; to be called while `locked` is held."""
         return self._dumps.values()
 
     def dump(self, table_id: int) -> TableDump | None:
-        """One table's dump; to be called while `looking` is held."""
+        """One table's dump; to be called while `locked` is held."""
         return self._dumps.get(table_id)
 
     def take_up(self, dumps: Mapping[int, TableDump]) -> None:

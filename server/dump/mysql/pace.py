@@ -210,7 +210,7 @@ class XaWait:
         self._since_s: float | None = None
         self._xids: frozenset[str] = frozenset()
 
-    def looked(self, xids: frozenset[str], now_s: float) -> None:
+    def note_waiting(self, xids: frozenset[str], now_s: float) -> None:
         """Note the XA transactions that the last window waited for, if any."""
         if not xids:
             self._since_s = None

@@ -95,7 +95,7 @@ class WatermarkWriter:
             self._listener.forget(unique_identifier)
             raise
 
-    async def looked(self) -> bool:
+    async def measure_lag(self) -> bool:
         """Measure the delay of rounds, and now and then the usual delay; False: the log must pass
         the rounds first.
         """

@@ -82,12 +82,12 @@ def test_a_damaged_finding_is_corrupt(value):
 def test_ranges_of_several_turns_are_kept_together(one, other):
     one, other = tuple(dict.fromkeys(one)), tuple(dict.fromkeys(other))
     before = replace(FOUND, ts=1, spans=one, ranges=max(len(one), 1))
-    both = replace(FOUND, spans=other, ranges=max(len(other), 1)).and_before(before)
+    both = replace(FOUND, spans=other, ranges=max(len(other), 1)).with_earlier_spans(before)
     assert both.ts == FOUND.ts
     assert set(both.spans) == {*one, *other}
     if one and other:
         assert both.ranges == len({*one, *other})
-    assert FOUND.and_before(replace(before, column="other")) == FOUND
+    assert FOUND.with_earlier_spans(replace(before, column="other")) == FOUND
 
 
 async def test_a_difference_is_a_warning_with_the_command_that_mends_it_until_it_is_gone(

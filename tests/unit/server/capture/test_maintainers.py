@@ -315,7 +315,8 @@ async def test_a_change_is_carried_out_before_its_log_moves_and_the_next_one_whe
     await create(one.owner, "log")
     held = await spread(meta, [one, two], [1])
     first, second = (one, two) if held["log"] == "ann" else (two, one)
-    here, stopping, may_stop = first.maintainers.home("log"), asyncio.Event(), asyncio.Event()
+    here = first.maintainers.changefeeds_of("log")
+    stopping, may_stop = asyncio.Event(), asyncio.Event()
     stop = Feed.stop
 
     async def slow_stop(feed):
@@ -356,7 +357,7 @@ async def test_a_changefeed_is_found_from_every_capture_and_can_be_made_again_at
     [log] = (log for log, name in held.items() if name == "ben")
     for _ in range(5):
         where = next(each for each in captures if each.maintainers.has(log))
-        here = where.maintainers.home(log)
+        here = where.maintainers.changefeeds_of(log)
         await here.carry_out(here.remove(log))
         assert await captures[0].router.find(log) is None  # it answers that there is none
         await create(captures[0].owner, log)
@@ -520,6 +521,6 @@ async def test_a_log_whose_record_cannot_be_read_stops_no_other_and_stays_with_o
             None,
             *[member.record for member in await each.membership.members()],
         )
-    await home.maintainers.home(broken).remove(broken)
+    await home.maintainers.changefeeds_of(broken).remove(broken)
     assert await meta.get(keys.info(broken)) is None
     await until(lambda: not any(broken in each.maintainers.feeds for each in captures.values()))

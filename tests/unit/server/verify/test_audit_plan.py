@@ -37,7 +37,7 @@ class Audit:
         self.plan.keep({name: f"lake.{name}" for name in self.sizes})
         for table, rows in self.sizes.items():
             column = None if table in self.text else "id"
-            if self.plan.lacks(table, column, now_s):
+            if self.plan.needs_round(table, column, now_s):
                 self.plan.begin(
                     table, column, Extent(rows, 0, max(rows - 1, 0)), len(self.sizes), now_s
                 )
@@ -79,7 +79,7 @@ def test_every_key_of_every_table_is_compared_in_each_period(sizes, period_s, se
     now_s = 0.0
     while now_s < 3 * period_s:
         while told and told[0][0] <= now_s:
-            audit.plan.altered([told.pop(0)[1]])
+            audit.plan.note_altered([told.pop(0)[1]])
         for table, pick in audit.turn(now_s).items():
             audit.compare(now_s, table, pick)
         assert audit.plan.late_s(now_s) == 0.0
@@ -133,7 +133,7 @@ def test_a_table_that_was_altered_has_a_sample_at_once_and_not_all_of_it():
     for table, pick in audit.turn(0.0).items():
         audit.compare(0.0, table, pick)
     assert not audit.plan.is_urgent(1.0)
-    audit.plan.altered(["a.t", "gone.t"])
+    audit.plan.note_altered(["a.t", "gone.t"])
     assert audit.plan.is_urgent(1.0)
     picks = audit.turn(1.0)
     assert len(picks["a.t"].numbers) == 20  # of 240 ranges
@@ -157,7 +157,7 @@ def test_what_was_not_compared_is_due_again_and_a_failing_table_keeps_nobody_wai
     assert "a.t" not in audit.turn(4499.0), "it waits for a period at most"
     assert "a.t" in audit.turn(4500.0)
     assert audit.plan.late_s(4500.0) == 900.0
-    audit.plan.altered(["a.t"])
+    audit.plan.note_altered(["a.t"])
     audit.plan.failed("a.t", 4500.0)
     assert not audit.plan.is_urgent(4501.0)
 
@@ -188,8 +188,8 @@ def test_tables_without_ranges_and_small_ones_are_compared_whole():
 def test_a_new_key_begins_a_new_round():
     audit = Audit(AuditPlan(60, FAST, random.Random(7)), {"a.t": 100_000})
     audit.turn(0.0)
-    assert not audit.plan.lacks("a.t", "id", 1.0)
-    assert audit.plan.lacks("a.t", "other", 1.0)
+    assert not audit.plan.needs_round("a.t", "id", 1.0)
+    assert audit.plan.needs_round("a.t", "other", 1.0)
     audit.plan.begin("a.t", "other", Extent(100_000, 5, 9), 1, 1.0)
     spans = audit.plan.picks(41.0)["a.t"].spans
     assert spans == KeySpans("other", ((None, 6), (6, 7), (7, 8), (8, 9), (9, None)))

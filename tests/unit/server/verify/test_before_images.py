@@ -55,7 +55,7 @@ def test_any_later_look_and_the_changes_until_then_give_the_table_at_the_cut(ste
         if data.draw(st.booleans()):
             before._compact()
     there = pa.array([str(key).encode() for key in states[look]], pa.binary())
-    changed = before.changed(SPAN.table_id).holds(there).to_pylist()
+    changed = before.changed(SPAN.table_id).contain_each(there).to_pylist()
     seen = {
         key: value
         for (key, value), late in zip(states[look].items(), changed, strict=True)
@@ -69,7 +69,7 @@ def test_any_later_look_and_the_changes_until_then_give_the_table_at_the_cut(ste
 
 @given(st.lists(st.binary(max_size=2)), st.lists(st.binary(max_size=2)))
 def test_a_piece_of_keys_in_any_order_is_found_among_those_that_changed(late, piece):
-    held = ChangedKeys(pa.array(late, pa.binary())).holds(pa.array(piece, pa.binary()))
+    held = ChangedKeys(pa.array(late, pa.binary())).contain_each(pa.array(piece, pa.binary()))
     assert held.to_pylist() == [key in late for key in piece]
 
 

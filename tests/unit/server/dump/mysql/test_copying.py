@@ -154,7 +154,7 @@ class Life:
 
     def read(self, table_id: int, commit_ts: int) -> None:
         """All of a table, in one chunk whose window closes there."""
-        with self.listener.looking():
+        with self.listener.locked():
             dump = self.listener.dump(table_id)
             assert dump is not None
             dump.planned((Range(),), 1)
@@ -162,7 +162,7 @@ class Life:
             if kind == LOW:
                 self.listener.begin("low", "high", [table_id])
             else:
-                with self.listener.looking():
+                with self.listener.locked():
                     _, epoch = dump.ahead(0)
                 known = self.listener.known(table_id)
                 assert known is not None

@@ -68,11 +68,11 @@ def test_a_table_is_refused_for_good_the_third_time_in_a_row_in_one_version():
 
 def test_an_xa_transaction_that_does_not_end_is_told_and_slows_rounds_down() -> None:
     wait = XaWait()
-    wait.looked(frozenset({"78,", "7879,ff"}), 10.0)
+    wait.note_waiting(frozenset({"78,", "7879,ff"}), 10.0)
     assert (wait.note(10.0), wait.rest_s(10.0)) == ("", 0.0)
-    wait.looked(frozenset({"78,", "7879,ff"}), 10.0 + XA_TELL_S)
+    wait.note_waiting(frozenset({"78,", "7879,ff"}), 10.0 + XA_TELL_S)
     note = wait.note(10.0 + XA_TELL_S)
     assert "XA transaction X'78',X'' and 1 more is prepared" in note
     assert 0 < wait.rest_s(10.0 + XA_TELL_S) <= wait.rest_s(1000.0) == 1.0
-    wait.looked(frozenset(), 1000.0)
+    wait.note_waiting(frozenset(), 1000.0)
     assert (wait.note(1000.0), wait.rest_s(1000.0)) == ("", 0.0)

@@ -42,7 +42,7 @@ class Log:
 
 async def test_what_is_usual_is_measured_before_anything_is_read() -> None:
     log = Log()
-    assert await log.marks.looked()
+    assert await log.marks.measure_lag()
     assert not log.marks.guard.quiet_wanted(0.0)
     assert log.marks.guard.limit_s < 0.5
 
@@ -51,7 +51,7 @@ async def test_how_hard_a_dump_reads_is_told_of_each_changefeed() -> None:
     for changefeed, ease in (("one", 0.25), ("two", 1.0)):
         log = Log(changefeed=changefeed)
         log.marks.guard.ease = ease
-        await log.marks.looked()
+        await log.marks.measure_lag()
     told = [
         REGISTRY.get_sample_value("tidemark_dump_ease_ratio", {"changefeed": changefeed})
         for changefeed in ("one", "two")
@@ -75,7 +75,7 @@ async def test_a_round_that_the_log_passes_meanwhile_is_not_taken_for_the_usual_
 async def test_rounds_under_way_are_waited_for_and_refused_marks_are_forgotten() -> None:
     log = Log()
     log.listener.begin("low", "high", [])
-    assert not await log.marks.looked()
+    assert not await log.marks.measure_lag()
 
     async def refuse(unique_identifier: str, kind: int) -> None:
         raise MySqlUnavailableError(f"{unique_identifier} {kind}")
