@@ -53,7 +53,7 @@ def add_flags(parser: argparse.ArgumentParser, section: type[Any]) -> None:
     repeated if it is a list.
     """
     for field in dataclasses.fields(section):
-        shown = f"{field.metadata.get('help', '')} (default: {field.default!r})".replace("%", "%%")
+        shown = f"{field.metadata.get('help', '')}{_default(field.default)}".replace("%", "%%")
         flag = f"--{_kebab(field.name)}"
         if isinstance(field.default, bool):
             parser.add_argument(
@@ -67,6 +67,13 @@ def add_flags(parser: argparse.ArgumentParser, section: type[Any]) -> None:
             parser.add_argument(flag, dest=field.name, default=None, action="append", help=shown)
         else:
             parser.add_argument(flag, dest=field.name, default=None, help=shown)
+
+
+def _default(value: Any) -> str:
+    """What `--help` says of a default; nothing of an empty one."""
+    if isinstance(value, bool):
+        return f" (default: {'yes' if value else 'no'})"
+    return "" if value in ("", ()) else f" (default: {value})"
 
 
 def load(

@@ -19,11 +19,12 @@ from server.capture.api_v2.api import Api
 from server.capture.capture_service import Blockers, CaptureService
 from server.capture.changefeeds import Changefeeds
 from server.capture.cluster_map import mapped_by
+from server.capture.config import CaptureConfig, cores, host_of
 from server.capture.console import Console, Services, explained_by
-from server.capture.directory import check_sockets_directory, lock
+from server.capture.directory import lock
 from server.capture.feed import FeedFactory
 from server.capture.fence import Fence, FencedMeta
-from server.capture.listener import check_readers, readers_of, serving_flight
+from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.maintainers import Maintainers
 from server.capture.membership import Membership
@@ -38,14 +39,12 @@ from server.capture.worker.flight import CaptureFeeds, ShareFeeds
 from server.capture.worker.host import Host, host_context
 from server.capture.worker.local_share import LocalWorker
 from server.capture.worker.peers import SHARES, PeerAccess, Peers
-from server.capture.worker.pool import Launch, Pool, Worker, check_workers, cores, host_of
+from server.capture.worker.pool import Launch, Pool, Worker
 from server.capture.worker.processor import WorkersProcessor
 from server.capture.worker.service import WorkerService
-from server.config import HTTP_ADDRS, ConfigError, setting
 from server.daemon import Endpoints
 from server.dump.service import DumpService
 from server.puller.source import SourceContext
-from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.puller import StuckLocks, TablePuller
 from server.rpc.access_guard import guarded
@@ -56,101 +55,14 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
-from sink.flight.tokens import Readers, read_token
-from storage.spill_codec import COMPRESSIONS, NO_COMPRESSION, SpillCodec
+from sink.flight.tokens import read_token
+from storage.spill_codec import SpillCodec
 from storage.tasks import beside
 
 _log = structlog.get_logger(__name__)
 _ASKING_THREADS: Final = 32
 _FORWARDING_THREADS: Final = 128
 """Each reader whose changefeed is elsewhere takes one while it waits for rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureConfig:
-    """Where a capture listens, whom it asks, and what it may use."""
-
-    addr: str = setting("127.0.0.1:8300", "gRPC address: the changefeed API")
-    flight_addr: str = setting("127.0.0.1:8301", "Arrow Flight address: the rows")
-    flight_token_file: str = setting(
-        "", "file with the token that Flight readers must bring; empty: none is asked for"
-    )
-    access_file: str = setting(
-        "",
-        "TOML file with the clients that may call, by token or certificate, and their roles; empty: "
-        "whoever reaches a port may do all (docs/security.md)",
-    )
-    token_file: str = setting(
-        "", "file with this capture's own token, for other captures that have an access file"
-    )
-    advertise_addr: str = setting(
-        "", "gRPC address that other captures are told; empty: the one listened on"
-    )
-    advertise_flight_addr: str = setting(
-        "", "Flight address that readers are told; empty: the one listened on"
-    )
-    coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
-    data_dir: str = setting(
-        "./data/capture", "directory for sorted rows; a cache, filled again after a restart"
-    )
-    http_addr: str = setting(HTTP_ADDRS["capture"], "/metrics, /healthz, /readyz")
-    memory_quota_bytes: int = setting(
-        512 << 20, "memory for the rows of one changefeed (TiCDC: 1 GiB)"
-    )
-    stream_silence_seconds: float = setting(
-        SILENT_S,
-        "a stream of a store or pump that is silent for so long is opened again",
-        least=0.001,
-    )
-    spill_compression: str = setting(
-        NO_COMPRESSION, "how rows that do not fit into memory lie on disk: `none`, or `lz4`"
-    )
-    spill_encryption: bool = setting(
-        default=False,
-        help_text="encrypt them (XChaCha20-Poly1305), by a key that is made at the start and never "
-        "stored",
-    )
-    workers: int = setting(
-        1, "processes that pull, sort and serve tables; 1: this one alone, 0: one for each core"
-    )
-    worker_flight_addr: str = setting(
-        "",
-        "Flight address of the first worker, the next ones have the next ports; empty: any ports",
-    )
-
-    def checked(self) -> "CaptureConfig":
-        """This configuration.
-
-        Raises:
-            ConfigError: the workers cannot be started so, both an access file and a token of
-                Flight are given, or a compression is not known.
-            AccessFileError, TokenFileError: such a file cannot be used.
-            DataDirError: the directory's name is too long for the workers' sockets.
-        """
-        self.readers()
-        if self.spill_compression not in COMPRESSIONS:
-            raise ConfigError(
-                f"--spill-compression is {' or '.join(COMPRESSIONS)}, not {self.spill_compression!r}"
-            )
-        if self.token_file:
-            read_token(self.token_file)
-        if (count := self.workers or cores()) != 1:
-            check_workers(count, self.first_worker_flight_addr)
-            check_sockets_directory(_directory(self), count)
-        return self
-
-    def check_with(self, security: SecurityConfig) -> None:
-        """See that Flight's readers can be told; raises CredentialsError."""
-        check_readers(security, self.readers())
-
-    def readers(self) -> Readers | None:
-        """Who may read over Flight; raises as `readers_of`, and AccessFileError."""
-        return readers_of(open_access(self.access_file), self.flight_token_file)
-
-    @property
-    def first_worker_flight_addr(self) -> str:
-        """Where the first worker listens; the next ones have the next ports, if it is not 0."""
-        return self.worker_flight_addr or f"{host_of(self.flight_addr)}:0"
 
 
 @asynccontextmanager
@@ -166,7 +78,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
     """
     clients, readers = open_access(config.access_file), config.readers()
     with (
-        lock(_directory(config)) as identity,
+        lock(config.directory) as identity,
         tracing.sending("tidemark-capture", _log.warning),
     ):
         async with (
@@ -230,7 +142,7 @@ async def _member(
     config: CaptureConfig, security: SecurityConfig, identity: str, context: SourceContext
 ) -> AsyncIterator[_Member]:
     """What a capture has before it listens."""
-    directory, meta = _directory(config), context.meta
+    directory, meta = config.directory, context.meta
     assert meta is not None, "a capture has the metadata"
     # Sorted rows are a cache of the upstream: what an earlier process left belongs to a run that
     # has ended.
@@ -344,11 +256,6 @@ def _peer_access(config: CaptureConfig, security: SecurityConfig) -> PeerAccess:
     if config.token_file:
         read_token(config.token_file)
     return PeerAccess(security, config.token_file or config.flight_token_file)
-
-
-def _directory(config: CaptureConfig) -> Path:
-    # Absolute, as the workers' Unix sockets are named by their path.
-    return Path(config.data_dir).absolute()
 
 
 @asynccontextmanager

@@ -55,15 +55,14 @@ def config_parser() -> Parser:
 
 def sections() -> dict[str, type[Any]]:
     """The settings of each section of the file, by its name."""
-    from server.capture.daemon import CaptureConfig
+    from server.capture.config import CaptureConfig
     from server.coordinator.daemon import CoordinatorConfig
     from server.gc_worker.daemon import GCWorkerConfig
     from server.log import LogConfig
     from server.pump.app import PumpConfig
     from server.rpc.config import RpcConfig
     from server.rpc.credentials import SecurityConfig
-    from server.spark.config import SparkConfig
-    from server.spark.keep import KeepConfig
+    from server.spark.config import KeepConfig, SparkConfig
     from server.store.config import StoreConfig
     from server.up.tree import UpConfig
 

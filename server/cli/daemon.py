@@ -74,7 +74,6 @@ _LISTENING: Final = frozenset(
     | {"pump_addr", "gc_worker_addr"}
 )
 """The settings that are addresses to listen on."""
-_METRICS_ONLY: Final = HttpPort()
 _SPARK_USAGE: Final = "usage: " + "\n       ".join(
     f"{f'tidemark spark {verb} [--help] …':<33}{text}" for verb, (_, text) in SPARK_VERBS.items()
 )
@@ -86,7 +85,9 @@ def run_up(argv: Sequence[str]) -> int:
     """
     from server.up.tree import REGISTRY, UpConfig, open_tree
 
-    return run_daemon(argv, "up", UpConfig, open_tree, http_port=HttpPort(registry=REGISTRY))
+    return run_daemon(
+        argv, "up", UpConfig, open_tree, http_port=lambda: HttpPort(registry=REGISTRY)
+    )
 
 
 def run_coordinator(argv: Sequence[str]) -> int:
@@ -99,7 +100,7 @@ def run_coordinator(argv: Sequence[str]) -> int:
         "coordinator",
         CoordinatorConfig,
         partial(open_coordinator, routes=routes),
-        http_port=HttpPort(routes=routes),
+        http_port=lambda: HttpPort(routes=routes),
     )
 
 
@@ -112,15 +113,20 @@ def run_store(argv: Sequence[str]) -> int:
 
 def run_capture(argv: Sequence[str]) -> int:
     """`tidemark capture`; it starts `tidemark capture worker` by itself when it has workers."""
-    from server.capture.daemon import CaptureConfig, open_capture
-    from server.capture.worker.pool import REGISTRY
-    from server.capture.worker.process import WorkerConfig, open_worker
+    from server.capture.config import CaptureConfig
 
     if argv[:1] == ["worker"]:
+        from server.capture.worker.process import WorkerConfig, open_worker
+
         return run_daemon(argv[1:], "worker", WorkerConfig, open_worker)
-    return run_daemon(
-        argv, "capture", CaptureConfig, open_capture, http_port=HttpPort(registry=REGISTRY)
-    )
+    open_capture = _deferred("server.capture.daemon", "open_capture")
+    return run_daemon(argv, "capture", CaptureConfig, open_capture, http_port=_port_of_workers)
+
+
+def _port_of_workers() -> HttpPort:
+    from server.capture.worker.pool import REGISTRY
+
+    return HttpPort(registry=REGISTRY)
 
 
 def run_pump(argv: Sequence[str]) -> int:
@@ -133,7 +139,7 @@ def run_pump(argv: Sequence[str]) -> int:
         "pump",
         PumpConfig,
         partial(open_pump, routes=routes),
-        http_port=HttpPort(routes=routes),
+        http_port=lambda: HttpPort(routes=routes),
     )
 
 
@@ -150,8 +156,9 @@ def run_spark(argv: Sequence[str]) -> int:
         print(_SPARK_USAGE)
         return EXIT_OK
     if argv[:1] == ["keep"]:
-        from server.spark.keep import KeepConfig, open_keep
+        from server.spark.config import KeepConfig
 
+        open_keep = _deferred("server.spark.keep", "open_keep")
         return run_daemon(argv[1:], "spark-keep", KeepConfig, open_keep, command="spark keep")
     if argv[:1] == ["run"]:
         from server.spark.config import SparkConfig
@@ -278,12 +285,13 @@ def run_daemon(
     section: type[C],
     open_daemon: Callable[[C, SecurityConfig], AbstractAsyncContextManager[Endpoints]],
     *,
-    http_port: HttpPort = _METRICS_ONLY,
+    http_port: Callable[[], HttpPort] = HttpPort,
     command: str = "",
 ) -> int:
     """Read the settings of daemon `name` and run it; `section` must have a field `http_addr`.
 
-    `command` is what users type, where that is not the name.
+    `command` is what users type, where that is not the name. `http_port` is called once the daemon
+    is to run.
     """
     flags = vars(daemon_parser(command or name, section).parse_args(list(argv)))
 
@@ -305,7 +313,7 @@ def run_daemon(
             access_file=getattr(config, "access_file", ""),
             follow_parent=flags["follow_parent"],
         ),
-        http_port,
+        http_port(),
     )
 
 

@@ -5,13 +5,17 @@ machine can run Spark at all.
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.format import MODES
 from pyspark_tidemark.lake.registry import default_modes
-from pyspark_tidemark.sink_uri import FORMS
+from pyspark_tidemark.sink_settings import HELP
+from pyspark_tidemark.sink_uri import FORMS, SinkUri
 
-from server.config import HTTP_ADDRS, ConfigError, setting
+from server.config import HTTP_ADDRS, ConfigError, load, setting
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import InvalidError
 
@@ -24,66 +28,35 @@ _SECRET_SETTING = re.compile(
 class JobSettings:
     """The settings of the job that `spark run` runs, and of each job of `spark keep`."""
 
-    schema_evolution: str = setting("evolve", "at a DDL: evolve, exception or ignore")
-    on_drop: str = setting("keep", "what happens to a dropped table: keep or drop")
-    master: str = setting("local[2]", "Spark master")
-    driver_memory: str = setting("1g", "JVM heap of a job's driver")
-    trigger: str = setting("500 milliseconds", "shortest time between cuts")
-    max_rows_per_trigger: int = setting(
-        250_000, "rows of one cut at most; a commit_ts is never split"
-    )
-    idle_cut_seconds: float = setting(
-        0.0,
-        "while nothing changes, a lake is moved on by a cut without rows so often; 0: 3, and 10 in "
-        "catalogs, HDFS and object stores",
-    )
-    compact_every: int = setting(64, "commits of a table between compactions; 0: no maintenance")
-    keep_cuts_hours: float = setting(
-        48.0, "how far back readers may go; older files and cuts are removed"
-    )
-    deletion_vectors: str = setting(
-        "on",
-        "on: rows that are gone are masked; off: Delta writes files anew, Iceberg writes equality "
-        "deletes",
-    )
-    partition_by: str = setting(
-        "",
-        "partitions of tables, as 'shop.orders=days(created_at),bucket(16,id); shop.*=region'; the "
-        "first rule that fits a table counts; of Delta's tables columns only",
-    )
-    sort_by: str = setting(
-        "",
-        "order of the rows in files of Iceberg's tables, as 'shop.orders=created_at desc,id; "
-        "shop.*=region asc nulls last'; the first rule that fits a table counts",
-    )
-    write: str = setting(
-        "auto",
-        "who reads the rows of a cut and writes their files: spark, tasks only; driver, the driver "
-        "up to 256 MiB of a table in a cut; auto, the driver up to 64 MiB or 8 MiB",
-    )
-    tasks_from_mib: int = setting(
-        0,
-        "with write=auto, cuts of so many MiB or more are written by tasks, as with spark; 0: none",
-    )
+    schema_evolution: str = setting("evolve", HELP["schema-evolution"])
+    on_drop: str = setting("keep", HELP["on-drop"])
+    master: str = setting("local[2]", HELP["master"])
+    driver_memory: str = setting("1g", HELP["driver-memory"])
+    trigger: str = setting("500 milliseconds", HELP["trigger"])
+    max_rows_per_trigger: int = setting(250_000, HELP["max-rows-per-trigger"])
+    idle_cut_seconds: float = setting(0.0, HELP["idle-cut-seconds"])
+    compact_every: int = setting(64, HELP["compact-every"])
+    keep_cuts_hours: float = setting(48.0, HELP["keep-cuts-hours"])
+    deletion_vectors: str = setting("on", HELP["deletion-vectors"])
+    partition_by: str = setting("", HELP["partition-by"])
+    sort_by: str = setting("", HELP["sort-by"])
+    write: str = setting("auto", HELP["write"])
+    tasks_from_mib: int = setting(0, HELP["tasks-from-mib"])
     ui_port: int = setting(
         0,
-        "port of Spark's web UI, on loopback unless SPARK_LOCAL_IP says otherwise; a Spark whose port "
-        "is taken takes the next; 0: none",
+        "port of Spark's web UI, on loopback unless SPARK_LOCAL_IP says otherwise; if it is taken, "
+        "the next free one; 0: no UI",
     )
-    conf: tuple[str, ...] = setting(
-        (),
-        "a Spark setting of a job's session, NAME=VALUE; may be repeated; secrets belong into "
-        "Hadoop's own files, as anybody on the machine sees a process's arguments",
-    )
-    token_file: str = setting("", "file with the token that captures ask readers for")
+    conf: tuple[str, ...] = setting((), HELP["conf"])
+    token_file: str = setting("", HELP["token-file"])
     coordinator: str = setting(
-        "", "the coordinator's addresses, host:port, by commas; audits of lakes need it"
+        "", "coordinators (or PDs), host:port[,host:port…]; only audits of lakes need them"
     )
     audit_rows_per_s: int = setting(
-        20_000, "so fast an audit reads the source at most, in rows a second", least=1
+        20_000, "most rows a second that an audit reads from the source", least=1
     )
     audit_max_lag_s: float = setting(
-        60.0, "an audit gives way while its lake is further behind, in seconds", least=1
+        60.0, "an audit waits while its lake is more seconds behind the source than this", least=1
     )
 
 
@@ -91,26 +64,18 @@ class JobSettings:
 class SparkConfig(JobSettings):
     """Which changefeed is kept in which lake, and by how much of a Spark."""
 
-    endpoint: str = setting(
-        "", "Flight addresses of captures, grpc://host:port, separated by commas"
-    )
-    changefeed: str = setting("", "the changefeed's id")
+    endpoint: str = setting("", HELP["endpoint"])
+    changefeed: str = setting("", HELP["changefeed"])
     target: str = setting("", FORMS)
     mode: str = setting("", f"{', '.join(MODES)}; empty: {default_modes()}")
-    checkpoint_dir: str = setting(
-        "", "Spark's checkpoint and scratch files; empty: under the target"
-    )
-    reader: str = setting(
-        "",
-        "name of a further reader of the changefeed (`changefeed add-reader`): the target is a "
-        "lake beside its own, which the captures do not look after",
-    )
-    until_ts: int = setting(0, "end, with status 0, once the lake is exactly at this TSO; 0: never")
+    checkpoint_dir: str = setting("", HELP["checkpoint-dir"])
+    reader: str = setting("", HELP["reader"])
+    until_ts: int = setting(0, f"{HELP['until-ts']}; 0: never")
     once: bool = setting(default=False, help_text="do not start the job again when it dies")
     progress_json: str = setting(
         "",
-        "file that the lines about each cut are appended to, besides standard output, which has "
-        "none about cuts without rows; -: standard output has all lines",
+        "file to which a line about each cut is appended; standard output shows those of cuts with "
+        "rows, too, and with - those of all cuts",
     )
     http_addr: str = setting(HTTP_ADDRS["spark"], "/metrics, /healthz, /readyz")
 
@@ -118,6 +83,90 @@ class SparkConfig(JobSettings):
         """This configuration, but for what is missing; raises ConfigError as `job_command`."""
         check_conf(self.conf)
         return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepConfig(JobSettings):
+    """Where the changefeeds are, and how much of a Spark each lake job gets."""
+
+    capture: str = setting("127.0.0.1:8300", "a capture's gRPC address, host:port")
+    checkpoint_dir: str = setting(
+        "./data/checkpoints", "Spark's checkpoints, one directory a changefeed"
+    )
+    job: tuple[str, ...] = setting(
+        (),
+        "an option of `spark run` for the job of one changefeed, CHANGEFEED:NAME=VALUE such as "
+        "orders:compact-every=16; may be repeated",
+    )
+    share_spark: bool = setting(
+        default=True,
+        help_text="the jobs share one Spark application, and its JVM; --no-share-spark: each job "
+        "has its own",
+    )
+    application_memory: str = setting("2g", "JVM heap of the application that the jobs share")
+    http_addr: str = setting(HTTP_ADDRS["spark-keep"], "/metrics, /healthz, /readyz")
+
+    def checked(self) -> "KeepConfig":
+        """This configuration; raises ConfigError as `job_config` and `job_command`."""
+        check_conf(self.conf)
+        for name in {_option(text)[0] for text in self.job}:
+            job_command(job_config(self, name, "delta:///", "grpc://"), SecurityConfig())
+        return self
+
+
+_OWN = tuple(
+    field.name.replace("_", "-")
+    for field in fields(SparkConfig)
+    if field.name not in ("endpoint", "changefeed", "target", "once", "progress_json", "http_addr")
+)
+
+
+def job_config(config: KeepConfig, changefeed: str, target: str, endpoint: str) -> SparkConfig:
+    """The settings of the job of one changefeed.
+
+    Raises:
+        ConfigError: an option of `--job` is unknown, or its value cannot be used.
+    """
+    options: dict[str, Any] = {}
+    for text in config.job:
+        name, key, value = _option(text)
+        if name == changefeed and key == "conf":
+            options[key] = [*options.get(key, config.conf), value]
+        elif name == changefeed:
+            options[key] = value
+    of_uri, place = _settings_of(target)
+    # What is said of one changefeed wins over what is said of all; of the two who say it, whoever
+    # operates the jobs (`--job`) over whoever created the changefeed (its sink URI).
+    own = {key.replace("-", "_"): value for key, value in (of_uri | options).items()}
+    settings = {field.name: getattr(config, field.name) for field in fields(JobSettings)} | {
+        "endpoint": endpoint,
+        "changefeed": changefeed,
+        "target": place,
+        "checkpoint_dir": str(Path(config.checkpoint_dir) / changefeed),
+    }
+    settings |= own
+    return load(SparkConfig, "spark", document={}, environ={}, flags=settings)
+
+
+def _settings_of(target: str) -> tuple[dict[str, str], str]:
+    """How a lake is kept, as its URI says, and the URI without that."""
+    try:
+        uri = SinkUri.parse(target)
+    except SourceError:
+        # As a record of an earlier version may have: the job itself refuses it, by name, and only
+        # its changefeed fails.
+        return {}, target
+    return uri.settings, str(uri.without_settings())
+
+
+def _option(text: str) -> tuple[str, str, str]:
+    name, colon, rest = text.partition(":")
+    key, equals, value = rest.partition("=")
+    if not (name and colon and equals):
+        raise ConfigError(f"--job is CHANGEFEED:NAME=VALUE, not {text!r}")
+    if key not in _OWN:
+        raise ConfigError(f"--job {text}: {key!r} is not one of {', '.join(_OWN)}")
+    return name, key, value
 
 
 def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
@@ -212,7 +261,6 @@ def require_java(otherwise: str = "") -> None:
         JavaMissingError: there is no Java that Spark can use; `otherwise` says what else the user
             can do.
     """
-    from pyspark_tidemark.errors import SourceError
     from pyspark_tidemark.java import check_java
 
     try:

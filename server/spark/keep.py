@@ -13,31 +13,29 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import structlog
-from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.sink_uri import SinkUri, redacted
+from pyspark_tidemark.sink_uri import redacted
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.changefeed.info import lake_format
-from server.config import HTTP_ADDRS, ConfigError, load, setting
 from server.daemon import Endpoints
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.spark import metrics
 from server.spark.auditor import Auditor, audit_settings
 from server.spark.config import (
-    JobSettings,
+    KeepConfig,
     SparkConfig,
     application_command,
-    check_conf,
     job_command,
+    job_config,
 )
 from server.spark.job import Application, IdleCuts, LakeJob, Shared, Turns, captures_reporter
 from storage.model.errors import TidemarkError
@@ -63,90 +61,6 @@ class _Ended:
     """Whether the captures were seen to know it."""
     at: float
     """When, by the monotonic clock."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepConfig(JobSettings):
-    """Where the changefeeds are, and how much of a Spark each lake job gets."""
-
-    capture: str = setting("127.0.0.1:8300", "a capture's gRPC address, host:port")
-    checkpoint_dir: str = setting(
-        "./data/checkpoints", "Spark's checkpoints, one directory a changefeed"
-    )
-    job: tuple[str, ...] = setting(
-        (),
-        "an option of `spark run` for the job of one changefeed, CHANGEFEED:NAME=VALUE such as "
-        "orders:compact-every=16; may be repeated",
-    )
-    share_spark: bool = setting(
-        default=True,
-        help_text="the jobs share one Spark application, and its JVM; --no-share-spark: each job "
-        "has its own",
-    )
-    application_memory: str = setting("2g", "JVM heap of the application that the jobs share")
-    http_addr: str = setting(HTTP_ADDRS["spark-keep"], "/metrics, /healthz, /readyz")
-
-    def checked(self) -> "KeepConfig":
-        """This configuration; raises ConfigError as `job_config` and `job_command`."""
-        check_conf(self.conf)
-        for name in {_option(text)[0] for text in self.job}:
-            job_command(job_config(self, name, "delta:///", "grpc://"), SecurityConfig())
-        return self
-
-
-_OWN = tuple(
-    field.name.replace("_", "-")
-    for field in fields(SparkConfig)
-    if field.name not in ("endpoint", "changefeed", "target", "once", "progress_json", "http_addr")
-)
-
-
-def job_config(config: KeepConfig, changefeed: str, target: str, endpoint: str) -> SparkConfig:
-    """The settings of the job of one changefeed.
-
-    Raises:
-        ConfigError: an option of `--job` is unknown, or its value cannot be used.
-    """
-    options: dict[str, Any] = {}
-    for text in config.job:
-        name, key, value = _option(text)
-        if name == changefeed and key == "conf":
-            options[key] = [*options.get(key, config.conf), value]
-        elif name == changefeed:
-            options[key] = value
-    of_uri, place = _settings_of(target)
-    # What is said of one changefeed wins over what is said of all; of the two who say it, whoever
-    # operates the jobs (`--job`) over whoever created the changefeed (its sink URI).
-    own = {key.replace("-", "_"): value for key, value in (of_uri | options).items()}
-    settings = {field.name: getattr(config, field.name) for field in fields(JobSettings)} | {
-        "endpoint": endpoint,
-        "changefeed": changefeed,
-        "target": place,
-        "checkpoint_dir": str(Path(config.checkpoint_dir) / changefeed),
-    }
-    settings |= own
-    return load(SparkConfig, "spark", document={}, environ={}, flags=settings)
-
-
-def _settings_of(target: str) -> tuple[dict[str, str], str]:
-    """How a lake is kept, as its URI says, and the URI without that."""
-    try:
-        uri = SinkUri.parse(target)
-    except SourceError:
-        # As a record of an earlier version may have: the job itself refuses it, by name, and only
-        # its changefeed fails.
-        return {}, target
-    return uri.settings, str(uri.without_settings())
-
-
-def _option(text: str) -> tuple[str, str, str]:
-    name, colon, rest = text.partition(":")
-    key, equals, value = rest.partition("=")
-    if not (name and colon and equals):
-        raise ConfigError(f"--job is CHANGEFEED:NAME=VALUE, not {text!r}")
-    if key not in _OWN:
-        raise ConfigError(f"--job {text}: {key!r} is not one of {', '.join(_OWN)}")
-    return name, key, value
 
 
 @asynccontextmanager

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from server.capture.catalog import FeedCatalog
-from server.capture.daemon import CaptureConfig, open_capture
+from server.capture.config import CaptureConfig
+from server.capture.daemon import open_capture
 from server.capture.records import Records
 from server.capture.worker.pool import REGISTRY
 from server.cli.daemon import run_daemon
@@ -151,7 +152,11 @@ def _capture(plan: Path, flags: list[str], chunk_rows: int) -> None:
         ChunkSize.__init__.__defaults__ = (chunk_rows,)
         Death(plan).plan()
         status = run_daemon(
-            flags, "capture", CaptureConfig, open_capture, http_port=HttpPort(registry=REGISTRY)
+            flags,
+            "capture",
+            CaptureConfig,
+            open_capture,
+            http_port=lambda: HttpPort(registry=REGISTRY),
         )
     except BaseException:  # noqa: BLE001 - the one place that can tell
         traceback.print_exc()

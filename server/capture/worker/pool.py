@@ -12,7 +12,6 @@ the label `worker`.
 """
 
 import asyncio
-import os
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
@@ -30,10 +29,10 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
+from server.capture.config import check_workers
 from server.capture.directory import control_socket, flight_socket, make_sockets_directory
 from server.capture.worker.remote import RemoteShare
 from server.capture.worker.share import ShareStart, WorkerShare
-from server.config import ConfigError
 from server.log import LogConfig, log_config
 from server.process import Child
 from server.puller.stream_timeout import SILENT_S
@@ -51,7 +50,6 @@ _OPTIONS: Final = [
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
-WORKERS_MAX: Final = 256
 _COMMAND = "capture worker"
 _SCRAPE_S = 1.0
 
@@ -280,29 +278,6 @@ class Pool:
             async with asyncio.TaskGroup() as draining:
                 for child in children:
                     draining.create_task(child.drain())
-
-
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def host_of(address: str) -> str:
-    """The host of `host:port`."""
-    return address.rpartition(":")[0]
-
-
-def check_workers(count: int, flight_addr: str) -> None:
-    """Refuse so many workers, or an address of the first one.
-
-    Raises:
-        ConfigError: they cannot be used.
-    """
-    if not 1 < count <= WORKERS_MAX:
-        raise ConfigError(f"--workers is a number from 0 to {WORKERS_MAX}, not {count}")
-    host, _, port = flight_addr.rpartition(":")
-    if not host or not port.isdecimal() or int(port) + count - 1 > 65535:
-        raise ConfigError(f"--worker-flight-addr is host:port, not {flight_addr!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,44 @@ SETTINGS: Final[Mapping[str, Callable[[str], str]]] = {
 }
 """Each setting with its rule, which says what a value must be, or nothing if it is that."""
 
+HELP: Final[Mapping[str, str]] = {
+    "endpoint": "Flight addresses of captures, grpc://host:port, separated by commas",
+    "changefeed": "the changefeed's id",
+    "reader": "name of a further reader of the changefeed (`changefeed add-reader`): the target is "
+    "a lake beside the changefeed's own, and `changefeed list` does not show this job",
+    "until-ts": "end, with status 0, once the lake is exactly at this TSO",
+    "schema-evolution": "what to do at a schema change: evolve the table too, exception (stop with "
+    "an error), or ignore the change",
+    "on-drop": "what to do with the table in the lake when it is dropped at the source: keep it or "
+    "drop it",
+    "deletion-vectors": "how rows of a file are deleted: on, they are marked in a small file beside "
+    "it; off, Delta writes the file again, and Iceberg writes equality deletes",
+    "partition-by": "partitions of tables, as 'shop.orders=days(created_at),bucket(16,id); "
+    "shop.*=region'; the first rule that fits a table counts; Delta's tables take columns only",
+    "sort-by": "order of the rows in files of Iceberg's tables, as 'shop.orders=created_at desc,id; "
+    "shop.*=region asc nulls last'; the first rule that fits a table counts",
+    "keep-cuts-hours": "how many hours back readers can go; older cuts and their files are removed",
+    "trigger": "shortest time between two cuts",
+    "max-rows-per-trigger": "most rows of one cut; rows of one commit_ts always stay together",
+    "idle-cut-seconds": "seconds between cuts without rows, which show that the lake is current "
+    "while nothing changes; 0: 3, and 10 in catalogs, HDFS and object stores",
+    "compact-every": "commits of a table between two compactions; 0: no maintenance",
+    "write": "who reads the rows of a cut and writes their files: spark, Spark's tasks; driver, the "
+    "driver, up to 256 MiB of a table in a cut; auto, the driver up to 64 MiB where it writes the "
+    "files by itself, and 8 MiB elsewhere",
+    "tasks-from-mib": "with write=auto, tasks write cuts of this many MiB or more, as with spark; "
+    "0: never",
+    "checkpoint-dir": "directory of this machine for Spark's checkpoint and scratch files; empty: "
+    "under the target",
+    "master": "Spark master",
+    "driver-memory": "JVM heap of a job's driver",
+    "conf": "a Spark setting of the job's session, NAME=VALUE; may be repeated; put secrets into "
+    "Hadoop's or Spark's own files, as everybody on the machine sees a process's arguments",
+    "token-file": "file with the token that captures ask readers for",
+}
+"""What the options of a lake job say of themselves, in `tidemark spark` and in the job's own help.
+"""
+
 
 def faults(
     options: Sequence[tuple[str, str]],

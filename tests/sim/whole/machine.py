@@ -10,7 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from server.capture.daemon import CaptureConfig, open_capture
+from server.capture.config import CaptureConfig
+from server.capture.daemon import open_capture
 from server.coordinator.daemon import CoordinatorConfig, open_coordinator
 from server.gc_worker.daemon import GCWorkerConfig, open_gc_worker
 from server.rpc.credentials import SecurityConfig

@@ -143,7 +143,9 @@ def test_flags_are_made_from_the_fields_and_show_their_help() -> None:
     add_flags(parser, Example)
     flags = vars(parser.parse_args(["--data-dir", "d", "--workers", "9"]))
     assert loaded(flags=flags) == Example(data_dir="d", workers=9)
-    assert "100 % of the cores" in " ".join(parser.format_help().split())
+    shown = " ".join(parser.format_help().split())
+    assert "100 % of the cores at most (default: 4)" in shown
+    assert "''" not in shown, "an empty default is not worth a word"
 
 
 def test_a_list_of_texts_is_a_repeated_flag_a_list_in_the_file_and_lines_in_the_environment() -> (

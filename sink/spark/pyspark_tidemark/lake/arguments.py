@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.format import (
@@ -20,6 +21,7 @@ from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.sorting import SortRules
+from pyspark_tidemark.sink_settings import HELP
 from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
 
 _IDLE_ELSEWHERE_MS = 10_000
@@ -164,141 +166,47 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
     """Whose rows are read, and by whom."""
-    add = parser.add_argument
-    add(
-        "--endpoint",
-        required=True,
-        help="Flight addresses of captures, grpc://host:port, separated by commas",
-    )
-    add("--changefeed", required=True, help="the changefeed's id")
-    add("--reader", default="", help="the name of a further reader of the changefeed")
-    add("--until-ts", type=int, help="end, with status 0, once the lake is exactly at this TSO")
+    _add(parser, "endpoint", required=True)
+    _add(parser, "changefeed", required=True)
+    _add(parser, "reader", default="")
+    _add(parser, "until-ts", type=int)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:
     """Where they go, and in what shape."""
-    add = parser.add_argument
-    add("--target", required=True, help=FORMS)
-    add("--mode", default="", help=f"{', '.join(MODES)} (default: {default_modes()})")
-    add(
-        "--schema-evolution",
-        default=EVOLUTIONS[0],
-        choices=EVOLUTIONS,
-        help="at a DDL (default: %(default)s)",
-    )
-    add(
-        "--on-drop",
-        default=ON_DROP[0],
-        choices=ON_DROP,
-        help="what happens to a dropped table (default: %(default)s)",
-    )
-    add(
-        "--deletion-vectors",
-        default=DELETION_VECTORS[0],
-        choices=DELETION_VECTORS,
-        help=(
-            "mask rows that are gone; off: Delta writes files anew, Iceberg writes equality deletes "
-            "(default: %(default)s)"
-        ),
-    )
-    add(
-        "--partition-by",
-        default="",
-        help=(
-            "partitions of tables, as 'shop.orders=days(created_at),bucket(16,id); shop.*=region'; "
-            "the first rule that fits a table counts; of Delta's tables columns only"
-        ),
-    )
-    add(
-        "--sort-by",
-        default="",
-        help=(
-            "order of the rows in files of Iceberg's tables, as 'shop.orders=created_at desc,id; "
-            "shop.*=region asc nulls last'; the first rule that fits a table counts"
-        ),
-    )
-    add(
-        "--keep-cuts-hours",
-        type=float,
-        default=48.0,
-        help="how far back readers may go (default: %(default)s)",
-    )
+    parser.add_argument("--target", required=True, help=FORMS)
+    modes = f"{', '.join(MODES)} (default: {default_modes()})"
+    parser.add_argument("--mode", default="", help=modes)
+    _add(parser, "schema-evolution", default=EVOLUTIONS[0], choices=EVOLUTIONS)
+    _add(parser, "on-drop", default=ON_DROP[0], choices=ON_DROP)
+    _add(parser, "deletion-vectors", default=DELETION_VECTORS[0], choices=DELETION_VECTORS)
+    _add(parser, "partition-by", default="")
+    _add(parser, "sort-by", default="")
+    _add(parser, "keep-cuts-hours", type=float, default=48.0)
 
 
 def _add_cuts(parser: argparse.ArgumentParser) -> None:
     """How large cuts are, when they come, and who writes them."""
-    add = parser.add_argument
-    add(
-        "--trigger",
-        default="500 milliseconds",
-        help="shortest time between cuts (default: %(default)s)",
-    )
-    add(
-        "--max-rows-per-trigger",
-        type=int,
-        default=250_000,
-        help="rows of one cut at most (default: %(default)s)",
-    )
-    add(
-        "--idle-cut-seconds",
-        type=float,
-        default=0.0,
-        help="while nothing changes, so often the lake is moved on by a cut without rows (default: 3, and "
-        "10 in catalogs, HDFS and object stores)",
-    )
-    add(
+    _add(parser, "trigger", default="500 milliseconds")
+    _add(parser, "max-rows-per-trigger", type=int, default=250_000)
+    _add(parser, "idle-cut-seconds", type=float, default=0.0)
+    parser.add_argument(
         "--parallel-tables",
         type=int,
         default=4,
         help="tables written at the same time (default: %(default)s)",
     )
-    add(
-        "--compact-every",
-        type=int,
-        default=64,
-        help="commits of a table between compactions; 0: no maintenance",
-    )
-    add(
-        "--write",
-        default=WRITES[0],
-        choices=WRITES,
-        help=(
-            "who reads the rows of a cut and writes their files: spark, tasks only; driver, the "
-            "driver up to 256 MiB of a table in a cut; auto, the driver up to 64 MiB or 8 MiB "
-            "(default: %(default)s)"
-        ),
-    )
-    add(
-        "--tasks-from-mib",
-        type=int,
-        default=0,
-        help=(
-            "with --write auto, cuts of so many MiB or more are written by tasks, as with spark; 0: "
-            "none (default: %(default)s)"
-        ),
-    )
+    _add(parser, "compact-every", type=int, default=64)
+    _add(parser, "write", default=WRITES[0], choices=WRITES)
+    _add(parser, "tasks-from-mib", type=int, default=0)
 
 
 def _add_spark(parser: argparse.ArgumentParser) -> None:
     """What Spark runs with."""
-    add = parser.add_argument
-    add(
-        "--checkpoint-dir",
-        type=Path,
-        help=(
-            "Spark's checkpoint and scratch files (default: under the target; a directory of this "
-            "machine)"
-        ),
-    )
-    add("--master", default="local[2]", help="Spark master (default: %(default)s)")
-    add("--driver-memory", default="1g", help="JVM heap of the driver (default: %(default)s)")
-    add(
-        "--conf",
-        action="append",
-        default=[],
-        type=_setting,
-        help="a Spark setting, NAME=VALUE; may be repeated",
-    )
+    _add(parser, "checkpoint-dir", type=Path)
+    _add(parser, "master", default="local[2]")
+    _add(parser, "driver-memory", default="1g")
+    _add(parser, "conf", action="append", default=[], type=_setting)
 
 
 def _add_access(parser: argparse.ArgumentParser) -> None:
@@ -307,4 +215,10 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
     add("--ca-path", default="", help="PEM file of the CA that captures are checked against")
     add("--cert-path", default="", help="PEM file of our certificate")
     add("--key-path", default="", help="PEM file of our key")
-    add("--token-file", default="", help="file with the token that captures ask readers for")
+    _add(parser, "token-file", default="")
+
+
+def _add(parser: argparse.ArgumentParser, name: str, **how: Any) -> None:
+    """An option that `tidemark spark run` has, too."""
+    shown = " (default: %(default)s)" if how.get("default") else ""
+    parser.add_argument(f"--{name}", help=HELP[name] + shown, **how)

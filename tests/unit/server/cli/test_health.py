@@ -79,6 +79,27 @@ def test_a_probe_imports_no_daemon():
     assert done.returncode == 0
 
 
+def test_the_help_of_a_daemon_waits_for_none_of_its_libraries():
+    code = (
+        "import contextlib, sys; from server.cli import main\n"
+        "for command in sys.argv[1:]:\n"
+        "    with contextlib.suppress(SystemExit):\n"
+        "        main.main([*command.split(), '--help'])\n"
+        "    heavy = {'pyarrow', 'numpy', 'pyspark', 'nacl'} & sys.modules.keys()\n"
+        "    assert not heavy, (command, heavy)\n"
+    )
+    daemons = [name for name in main.COMMANDS if name not in ("cli", "spark", "demo", "play")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *daemons, "spark run", "spark keep"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(f"tidemark {name}" in done.stdout for name in ("capture", "spark keep"))
+
+
 def test_daemons_of_one_machine_have_ports_of_their_own_by_default():
     """Of `spark run` there may be several, one for each changefeed: the kernel chooses."""
     ports = {

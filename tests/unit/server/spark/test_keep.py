@@ -15,7 +15,8 @@ from server.changefeed.info import lake_format
 from server.config import ConfigError
 from server.rpc.credentials import SecurityConfig
 from server.spark import keep
-from server.spark.keep import KeepConfig, LakeJobSupervisor, job_config
+from server.spark.config import KeepConfig, job_config
+from server.spark.keep import LakeJobSupervisor
 
 
 def test_a_lake_is_known_by_its_format_wherever_it_lies():

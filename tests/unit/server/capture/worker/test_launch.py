@@ -4,8 +4,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from server.capture.config import WORKERS_MAX
 from server.capture.directory import DataDirError, control_socket
-from server.capture.worker.pool import WORKERS_MAX, Launch
+from server.capture.worker.pool import Launch
 from server.config import ConfigError
 from server.log import LogConfig
 from server.rpc.credentials import SecurityConfig
