@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-from server.changefeed.view import duration
+from server.changefeed.view import NOBODY_READS, duration
 from storage.model.ts import physical_ms
 
 LAG_S_MAX: Final = 60.0
@@ -170,7 +170,7 @@ def diagnose_captures(captures: Sequence[Document]) -> Iterator[Finding]:
             "captures",
             f"they are of different versions, {', '.join(versions)}; only those of the owner's "
             "version are given tables",
-            "finish the upgrade",
+            "upgrade all captures to one version",
         )
 
 
@@ -194,7 +194,7 @@ def diagnose_gc(explained: Document) -> Iterator[Finding]:
             f"`{commands[0]}`" if commands else "`tidemark cli gc explain` shows the whole chain",
         )
     for problem in explained["problems"]:
-        yield Finding(Level.NOTE, "garbage collection", f"could not be learnt: {problem}")
+        yield Finding(Level.NOTE, "garbage collection", f"not known: {problem}")
 
 
 def diagnose_members(health: Sequence[Document]) -> Iterator[Finding]:
@@ -222,9 +222,9 @@ def _state(changefeed: Document, where: str) -> Iterator[Finding]:
         way_on = f"mend the cause, then {resume}"
         if error and error["code"] in _HISTORY_GONE:
             way_on = (
-                "what comes next is gone: make another changefeed with --dump, or `tidemark cli "
-                f"changefeed resume -c {name} --overwrite-checkpoint-ts now` and `tidemark cli "
-                f"changefeed dumpstart -c {name}`"
+                "the source no longer has the changes that come next: create another changefeed "
+                f"with --dump, or `tidemark cli changefeed resume -c {name} "
+                f"--overwrite-checkpoint-ts now` and `tidemark cli changefeed dumpstart -c {name}`"
             )
         yield Finding(Level.PROBLEM, where, f"it has failed: {said}", way_on)
     elif state == "warning" and said:
@@ -247,12 +247,13 @@ def _slowest_stage(changefeed: Document, where: str, now_ms: int) -> Iterator[Fi
     """The first stage that is far behind the one before it."""
     name = changefeed["id"]
     advice = {
-        "source": "`tidemark cli gc explain` names locks, regions or pumps that hold it back; a "
-        "first copy, a full disk or a slow server do, too",
+        "source": "`tidemark cli gc explain` names locks, regions or pumps that hold it back; other "
+        "causes are a first copy, a full disk and a slow server",
         "sorter": "see the capture's CPU and disk",
         "lake job": "the lake is slower than the source: give its job more cores (`--master`), or "
         "larger cuts (`--max-rows-per-trigger`)",
-        "checkpoint": f"nobody has acknowledged: see `tidemark cli changefeed query -c {name}`",
+        "checkpoint": "no lake job and no other reader has acknowledged the rows: `tidemark cli "
+        f"changefeed query -c {name}` shows who reads",
     }
     if "rereads" in changefeed:
         tables = ", ".join(each["table"] for each in changefeed["rereads"]["tables"])
@@ -264,19 +265,24 @@ def _slowest_stage(changefeed: Document, where: str, now_ms: int) -> Iterator[Fi
             f"`tidemark cli changefeed dumpstatus -c {name}` shows the progress",
         )
         return
-    before_s = 0.0
+    before_s, before = 0.0, "present"
     for stage in stages(changefeed, now_ms):
         behind_s = stage.lag_s - before_s
         if behind_s > LAG_S_MAX:
+            if stage.name == "checkpoint" and _nobody_reads(changefeed):
+                return  # a warning of the changefeed says so already
             yield Finding(
                 Level.WARNING,
                 f"{where}, {stage.name}",
-                f"{duration(int(behind_s))} behind"
-                + ("" if stage.name == "source" else ", while what comes before it is not"),
+                f"{duration(int(behind_s))} behind the {before}",
                 advice[stage.name],
             )
             return
-        before_s = stage.lag_s
+        before_s, before = stage.lag_s, stage.name
+
+
+def _nobody_reads(changefeed: Document) -> bool:
+    return any(each.startswith(NOBODY_READS) for each in changefeed.get("warnings", ()))
 
 
 def _sorter(changefeed: Document, where: str) -> Iterator[Finding]:
@@ -285,7 +291,7 @@ def _sorter(changefeed: Document, where: str) -> Iterator[Finding]:
         yield Finding(
             Level.PROBLEM,
             f"{where}, sorter",
-            f"its disk takes no more: {holding['disk_error']}; {holding['waiting']} writers wait",
+            f"it cannot write to its disk: {holding['disk_error']}; {holding['waiting']} writers wait",
             "free space at the capture's --data-dir; it goes on by itself",
         )
 
@@ -314,7 +320,7 @@ def _lake_job(changefeed: Document, where: str) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             where,
-            f"nothing was heard of it since {job['reported']}",
+            f"it has not reported since {job['reported']}",
             "see whether `tidemark spark keep` (or `spark run`) runs, and its log",
         )
 
@@ -346,11 +352,11 @@ def _readers(changefeed: Document, now_ms: int) -> Iterator[Finding]:
             yield Finding(
                 Level.WARNING,
                 f"changefeed {changefeed['id']}, reader {reader['name']}",
-                f"it has been silent for {duration(reader['silent_seconds'])}, and what it has yet to "
-                f"take is held for it no more: it is {reader['state']}",
-                "start its query: if that is refused, add the reader anew; if it will not come "
-                f"back: tidemark cli changefeed remove-reader -c {changefeed['id']} --reader "
-                f"{reader['name']}",
+                f"it is {reader['state']}: it has been silent for "
+                f"{duration(reader['silent_seconds'])}, and its changes are no longer kept for it",
+                "start its query; if that is refused, add the reader again. If you do not need it "
+                f"any more: `tidemark cli changefeed remove-reader -c {changefeed['id']} --reader "
+                f"{reader['name']}`",
             )
             continue
         behind_s = (now_ms - physical_ms(reader["checkpoint_tso"])) / 1000
@@ -359,10 +365,10 @@ def _readers(changefeed: Document, now_ms: int) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             f"changefeed {changefeed['id']}, reader {reader['name']}",
-            f"it is {duration(int(behind_s))} behind, and holds all changes since then, on the captures' "
-            "disks and from the upstream's GC",
-            "start its query; if it will not come back: tidemark cli changefeed remove-reader -c "
-            f"{changefeed['id']} --reader {reader['name']}",
+            f"it is {duration(int(behind_s))} behind; all changes since then are kept for it, on the "
+            "captures' disks and in the source",
+            "start its query. If you do not need it any more: `tidemark cli changefeed "
+            f"remove-reader -c {changefeed['id']} --reader {reader['name']}`",
         )
 
 

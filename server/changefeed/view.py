@@ -16,6 +16,8 @@ from storage.model.ts import compose, physical_ms
 SYNCED_CHECK_S: Final = 300
 SYNCED_CHECKPOINT_S: Final = 15
 """TiCDC's synced-check-interval and checkpoint-interval."""
+NOBODY_READS: Final = "nobody reads this changefeed"
+"""How the warning of a changefeed without a reader begins."""
 _UNREAD_MS = 60_000
 """A changefeed unread for longer than this, in milliseconds, is warned about; Spark needs a while
 to start.
@@ -240,11 +242,12 @@ def unread_warning(changefeed: pb.Changefeed) -> str:
     uri = changefeed.sink_uri
     if _has_lake(uri):
         run = f"tidemark spark run --changefeed {changefeed.id} --target {shlex.quote(uri)}"
-        reason, advice = "no lake job has reported", f"start `tidemark spark keep` or `{run}`"
+        reason = "no lake job has reported"
+        advice = f"start `tidemark spark keep` or `{run}`; one that has just started needs a minute"
     else:
         reason, advice = f"{uri} has no lake job", "start your own reader of it"
     since = _since(changefeed.reading) if changefeed.HasField("reading") else ""
-    return f"nobody reads this changefeed: {since}{reason}; {advice}"
+    return f"{NOBODY_READS}: {since}{reason}; {advice}"
 
 
 def _since(reading: pb.Reading) -> str:

@@ -192,9 +192,19 @@ class Playground:
         await asyncio.to_thread(write_shell, self._data / "sql", self._data / "lake", TABLES)
 
     async def follow(self) -> None:
-        """Show how far the lake is, until cancelled."""
+        """Show how far the lake is, until cancelled; goes on where the changefeed has failed, as
+        whoever plays may have broken something to see what happens, and can mend it.
+        """
         while True:
-            await self._show(await self._feed())
+            feed = await self._query()
+            if feed.state == changefeed_pb2.CHANGEFEED_STATE_FAILED:
+                self._progress.now = (
+                    f"the changefeed has failed with {feed.error.code}: `tidemark cli changefeed "
+                    f"query -c {CHANGEFEED}` says why; `… resume -c {CHANGEFEED}` starts it again"
+                )
+                await asyncio.sleep(_SECOND)
+            else:
+                await self._show(feed)
 
     async def _create(self) -> None:
         self._progress.now = "creating the changefeed"
@@ -221,9 +231,12 @@ class Playground:
         start = dump_pb2.StartDumpRequest(changefeed_id=CHANGEFEED)
         return (await self._dumps.StartDump(start, timeout=_RPC_SECONDS)).dump
 
-    async def _feed(self) -> changefeed_pb2.Changefeed:
+    async def _query(self) -> changefeed_pb2.Changefeed:
         request = changefeed_pb2.QueryChangefeedRequest(id=CHANGEFEED)
-        feed = (await self._changefeeds.QueryChangefeed(request, timeout=_RPC_SECONDS)).changefeed
+        return (await self._changefeeds.QueryChangefeed(request, timeout=_RPC_SECONDS)).changefeed
+
+    async def _feed(self) -> changefeed_pb2.Changefeed:
+        feed = await self._query()
         if feed.state == changefeed_pb2.CHANGEFEED_STATE_FAILED:
             raise ChangefeedStoppedError(
                 f"{feed.error.code}: {feed.error.message}; see {self._data / 'logs'}"
@@ -239,7 +252,10 @@ class Playground:
     async def _show(self, feed: changefeed_pb2.Changefeed) -> None:
         [(orders,)] = await self._server.ask("SELECT count(*) FROM shop.orders")
         lag_s = time.time() - physical_ms(feed.checkpoint_ts) / 1000
-        self._progress.now = f"orders in MariaDB {orders}; the lake is {lag_s:.1f} s behind"
+        starting = "" if feed.HasField("lake_job") else "; its Spark job is starting"
+        self._progress.now = (
+            f"orders in MariaDB {orders}; the lake is {lag_s:.1f} s behind{starting}"
+        )
         await asyncio.sleep(_SECOND)
 
 
@@ -278,7 +294,9 @@ def hints(data: Path, config: PlayConfig, endpoints: Mapping[str, str]) -> str:
         path_from_here(data / "sql"),
         path_from_here(Path(sys.executable).parent / "tidemark"),
     )
-    cli = f"{tidemark} cli --server {endpoints['capture']} --pd {endpoints['coordinator']}"
+    # With the default ports the commands are as short as they can be.
+    where = f" --server {endpoints['capture']} --pd {endpoints['coordinator']}"
+    cli = f"{tidemark} cli{where if config.any_ports else ''}"
     return f"""The lake has the shop and follows it. In another terminal, try:
 
   {sql} -e "{_ORDERS}"

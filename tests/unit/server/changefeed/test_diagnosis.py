@@ -13,7 +13,7 @@ from server.changefeed.diagnosis import (
     diagnose_members,
     stages,
 )
-from server.changefeed.view import detail
+from server.changefeed.view import NOBODY_READS, detail
 from storage.model.ts import compose
 
 NOW_MS = 1_764_000_000_000
@@ -118,6 +118,11 @@ def test_a_failed_one_is_a_problem_with_its_error_and_the_way_on():
     assert "mend the cause, then `tidemark cli changefeed resume -c orders`" in text
 
 
+def test_a_changefeed_that_nobody_reads_is_said_once():
+    document = changefeed({"checkpoint": 500}) | {"warnings": [f"{NOBODY_READS}: no lake job"]}
+    assert said(document) == [(Level.WARNING, f"changefeed orders: {NOBODY_READS}: no lake job → ")]
+
+
 def test_the_error_of_a_lake_job_is_said_once():
     error = pb.RunningError(code="ErrSparkLost", message="the application ended", time="1")
     document = changefeed(
@@ -143,7 +148,7 @@ def test_the_error_of_a_lake_job_is_said_once():
             Level.PROBLEM,
             "3 writers",
         ),
-        ({"lake_job": pb.LakeJob(state="silent")}, Level.WARNING, "nothing was heard of it"),
+        ({"lake_job": pb.LakeJob(state="silent")}, Level.WARNING, "it has not reported since"),
         ({"lake_job": pb.LakeJob(state="retrying")}, Level.WARNING, "started again"),
         (
             {"lake_job": pb.LakeJob(state="failed", error=pb.RunningError(code="E", message="m"))},
