@@ -154,22 +154,35 @@ class LakeJob(Applied):
 
 
 class JoinedLake(Applied):
-    """The lake of a changefeed whose Spark job somebody else runs; its rows are not known here."""
+    """The lake of a changefeed whose Spark job somebody else runs: the captures tell how many of
+    its rows the job has acknowledged.
+    """
 
     def __init__(self, lake: Lake, capture: str, changefeed: str) -> None:
         super().__init__(lake)
         self._capture = capture
         self._changefeed = changefeed
+        self._acknowledged: int | None = None
 
     async def follow(self) -> None:
         """Ask for the checkpoint until cancelled."""
         while True:
             # A capture that restarts is asked again.
             with contextlib.suppress(grpc.aio.AioRpcError):
-                status = await query_changefeed(self._capture, self._changefeed)
-                if status.checkpoint_ts > self.applied_ts:
-                    self._move_to(status.checkpoint_ts, rows=0)
+                self.take(await query_changefeed(self._capture, self._changefeed))
             await asyncio.sleep(_POLL_SECONDS)
+
+    def take(self, status: pb.Changefeed) -> None:
+        """Count what the job has acknowledged since the last look; the first one counts nothing,
+        as an earlier run's rows are not this one's.
+        """
+        if status.checkpoint_ts <= self.applied_ts:
+            return
+        now = status.delivery.rows
+        before = now if self._acknowledged is None else self._acknowledged
+        self._acknowledged = now
+        # Another capture that runs the changefeed counts from 0.
+        self._move_to(status.checkpoint_ts, now - before if now >= before else now)
 
 
 async def ensure_changefeed(
