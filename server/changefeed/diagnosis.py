@@ -269,8 +269,8 @@ def _slowest_stage(changefeed: Document, where: str, now_ms: int) -> Iterator[Fi
     for stage in stages(changefeed, now_ms):
         behind_s = stage.lag_s - before_s
         if behind_s > LAG_S_MAX:
-            if stage.name == "checkpoint" and _nobody_reads(changefeed):
-                return  # a warning of the changefeed says so already
+            if stage.name == "checkpoint" and _has_reader_trouble(changefeed):
+                return  # another finding says so already
             yield Finding(
                 Level.WARNING,
                 f"{where}, {stage.name}",
@@ -281,8 +281,12 @@ def _slowest_stage(changefeed: Document, where: str, now_ms: int) -> Iterator[Fi
         before_s, before = stage.lag_s, stage.name
 
 
-def _nobody_reads(changefeed: Document) -> bool:
-    return any(each.startswith(NOBODY_READS) for each in changefeed.get("warnings", ()))
+def _has_reader_trouble(changefeed: Document) -> bool:
+    """Whether nobody reads the changefeed, or its lake job does not work."""
+    job = changefeed["lake_job"]
+    return (job is not None and job["state"] != "ready") or any(
+        each.startswith(NOBODY_READS) for each in changefeed.get("warnings", ())
+    )
 
 
 def _sorter(changefeed: Document, where: str) -> Iterator[Finding]:

@@ -428,7 +428,7 @@ def _query_failure(failed: BaseException | None) -> SourceError:
     # Spark's text goes on with the query's state, of many lines. `tidemark spark` reports the job's
     # last line of text, and a report that says the same as the job's own is not logged once more.
     cause = next((line for line in str(failed).splitlines() if line.strip()), str(failed))
-    return SourceError("ErrQueryFailed", f"the query ended by itself: {cause}", retryable=True)
+    return SourceError("ErrQueryFailed", f"Spark ended the query: {cause}", retryable=True)
 
 
 def logged_range(checkpoint: Path, batch: int, first_ts: int) -> tuple[int, int] | None:

@@ -126,6 +126,7 @@ def test_a_changefeed_that_nobody_reads_is_said_once():
 def test_the_error_of_a_lake_job_is_said_once():
     error = pb.RunningError(code="ErrSparkLost", message="the application ended", time="1")
     document = changefeed(
+        {"checkpoint": 500},
         state=pb.CHANGEFEED_STATE_WARNING,
         error=error,
         lake_job=pb.LakeJob(

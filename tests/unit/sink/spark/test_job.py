@@ -62,7 +62,7 @@ def test_a_query_that_ends_by_itself_is_an_error_after_which_the_job_is_started_
     and its supervisor took that for the end of its work.
     """
     query = Query(2, failure)
-    with pytest.raises(SourceError, match=r"ErrQueryFailed.*ended by itself") as caught:
+    with pytest.raises(SourceError, match=r"ErrQueryFailed.*Spark ended the query") as caught:
         job_with(monkeypatch, query).run(SPARK, 0)
     assert caught.value.retryable
     assert query.stopped

@@ -12,11 +12,11 @@ Thread State: RUNNABLE"""
 def test_it_is_the_line_that_the_supervisor_reads_from_the_job_and_reports_too():
     """Two texts of one error were two lines of a capture's log, and counted twice."""
     error = _query_failure(Exception(SPARKS))
-    assert error.message == "the query ended by itself: Python worker failed to connect back."
+    assert error.message == "Spark ended the query: Python worker failed to connect back."
     assert error.retryable
     assert len(str(error).splitlines()) == 1
 
 
 def test_a_query_that_ended_without_a_word_is_told_as_well():
-    assert _query_failure(None).message == "the query ended by itself: None"
-    assert _query_failure(Exception("")).message == "the query ended by itself: "
+    assert _query_failure(None).message == "Spark ended the query: None"
+    assert _query_failure(Exception("")).message == "Spark ended the query: "
