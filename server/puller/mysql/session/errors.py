@@ -34,7 +34,7 @@ class BarrierInterruptedError(UnavailableError):
 
 
 class MySqlLoginError(InvalidError):
-    """The server does not let us in: user, password, TLS or privileges."""
+    """The server refuses the login: user, password, TLS or privileges."""
 
     code = "ErrMySQLLogin"
 
@@ -235,7 +235,7 @@ def refusal(number: int, text: str, doing: str) -> TidemarkError:
         )
     if number in _LOGIN:
         return MySqlLoginError(
-            f"{doing}: the server does not let us in: check user, host and password {said}"
+            f"{doing}: the server refuses the login; check user, host and password {said}"
         )
     if number in _PRIVILEGE:
         return MySqlPrivilegeError(
