@@ -20,6 +20,8 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from pyspark_tidemark.lake.schema import difference
+
 from sink.errors import RangeHeldError
 from sink.mounter import COLUMN_ID, TableMounter
 from sink.versions import Ddl, Versions
@@ -207,10 +209,9 @@ def _is_another(name: str, ts: int, versions: Versions) -> bool:
     before = versions.of_span(now.span, ts - 1) if now is not None else None
     if now is None or before is None:
         return False
-    old, new = before.mounter.schema, now.mounter.schema
-    is_retyped = any(
-        field.name in old.names and old.field(field.name).type != field.type for field in new
-    )
+    # As targets pair columns: by identity, whatever they are called now.
+    change = difference(before.mounter.schema, now.mounter.schema)
+    is_retyped = bool(change.widened or change.incompatible)
     return is_retyped or _key(before.mounter) != _key(now.mounter)
 
 

@@ -63,19 +63,18 @@ INSIDE, OUTSIDE, END = "@inside@", "@outside@", "the_end"
 WRITER: Final = OracleWriter if MYSQLD else Writer
 PATIENT: Final = 2 if MYSQLD else 4
 """Statements that meet a lock before all sessions commit; MySQL waits a second for each."""
-_TYPES = ("ErrSchemaIncompatible",)
 RIGHT_STOPS: Final = {
     "statement": ("ErrMySQLStatementLogged", "ErrMySQLRowsMoved"),
     "savepoint": ("ErrMySQLSavepointUnclear", "ErrMySQLStatementLogged"),
     "temporary": ("ErrMySQLStatementLogged", "ErrMySQLSavepointUnclear"),
-    "type": _TYPES,
-    "key": (*_TYPES, "ErrTableIneligible", "ErrKeyUnknown", "ErrKeyValueUnsupported"),
+    "type": (),
+    "key": ("ErrTableIneligible", "ErrKeyUnknown", "ErrKeyValueUnsupported"),
     "engine": ("ErrTableIneligible",),
     "cascade": ("ErrTableIneligible",),
     "image": ("ErrRowImageNotFull", "ErrBinlogEventUnsupported"),
 }
-"""What each hazard may be answered with; an incompatible type comes by renames and generated
-columns, too.
+"""What each hazard may be answered with. A column's other type is no reason to stop: its table is
+read again.
 """
 
 
@@ -556,7 +555,7 @@ class Life:
             if not code and (told := re.search(r" after (?:TM:)?(Err\w+): ", failure.message)):
                 code, message = told.group(1), failure.message
         assert self.hazards is not None
-        right = {each for hazard in self.hazards for each in RIGHT_STOPS[hazard]} | {*_TYPES}
+        right = {each for hazard in self.hazards for each in RIGHT_STOPS[hazard]}
         if code not in right:
             raise WrongError(
                 f"stopped by {code}, with hazards {sorted(self.hazards)}: "

@@ -73,6 +73,31 @@ def test_a_table_is_emptied_at_the_last_ddl_and_where_it_gets_another_key(
     assert [(ddl.ts, ddl.truncated) for ddl in shown] == [(SINCE, emptied), (LATER, ("s.u", "s.t"))]
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "emptied"),
+    [
+        ("B", pa.int64(), ()),
+        ("b", pa.string(), ("s.t",)),
+        ("B", pa.string(), ("s.t",)),
+        ("x", pa.int32(), ("s.t",)),
+    ],
+)
+def test_a_table_is_emptied_where_a_column_gets_another_type_and_maybe_name(
+    name: str, kind: Any, emptied: tuple[str, ...]
+) -> None:
+    """The lake stopped for good at the first of the DDLs: no format keeps the old values."""
+    now = mounted(("a", 1))
+    retyped = [now.schema.field("a"), with_column_id(pa.field(name, kind), 2)]
+    now.schema = pa.schema(retyped)
+    other = SimpleNamespace(name="s.u", span=Span(2, b"t2", b""), mounter=mounted(("a", 1)))
+    versions = Versions(
+        10, [SimpleNamespace(name="s.t", span=SPAN, mounter=mounted(("a", 1))), other]
+    )
+    versions.change(change(SINCE, now))
+    versions.change(change(LATER))
+    assert held().shown(versions.ddls(SINCE), versions)[0].truncated == emptied
+
+
 @pytest.mark.parametrize(("key", "emptied"), [([("a", 1)], ()), ([("b", 2)], ("s.t",))])
 def test_a_table_that_ends_in_the_window_is_emptied_where_it_gets_another_key(
     key: list[tuple[str, int]], emptied: tuple[str, ...]
