@@ -336,6 +336,10 @@ class FeedCatalog:
         """See `Catalog.wants`."""
         return self._terms.filter.takes(schema_name, table_name)
 
+    def wants_any_of(self, schema_name: str) -> bool:
+        """See `Catalog.wants_any_of`."""
+        return self._terms.filter.may_take_of(schema_name)
+
     def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         """See `Catalog.table`."""
         if not self.wants(record.schema_name, record.table_name):

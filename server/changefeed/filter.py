@@ -132,6 +132,9 @@ def _wildcards(parts: Sequence[str]) -> Wildcards:
         return Wildcards.of(parts)
 
 
+_EVERY_NAME: Final = Wildcards.of((ANY_TEXT,))
+
+
 @dataclass(frozen=True, slots=True)
 class Regex:
     """A regular expression of RE2's, which may match any part of a name."""
@@ -186,6 +189,15 @@ class TableFilter:
         rule = self._deciding(schema_name, table_name)
         return rule is not None and rule.takes
 
+    def may_take_of(self, schema_name: str) -> bool:
+        """Whether a table of this schema may be taken, whatever its name."""
+        if schema_name.lower() in self._never:
+            return False
+        for rule in self._rules:
+            if rule.schema.matches(schema_name) and (rule.takes or rule.table == _EVERY_NAME):
+                return rule.takes
+        return False
+
     def deciding_rule(self, schema_name: str, table_name: str) -> str:
         """The text of the rule that decides of a table; empty: none is about it."""
         rule = self._deciding(schema_name, table_name)
@@ -205,6 +217,10 @@ class AllFilters:
     def takes(self, schema_name: str, table_name: str) -> bool:
         """See `TableFilter.takes`."""
         return all(each.takes(schema_name, table_name) for each in self._filters)
+
+    def may_take_of(self, schema_name: str) -> bool:
+        """See `TableFilter.may_take_of`."""
+        return all(each.may_take_of(schema_name) for each in self._filters)
 
 
 Filter: TypeAlias = TableFilter | AllFilters

@@ -98,6 +98,10 @@ class Catalog(Protocol):
         """Whether the changefeed's filter takes the table."""
         ...
 
+    def wants_any_of(self, schema_name: str) -> bool:
+        """Whether the filter may take a table of the schema, whatever its name."""
+        ...
+
     def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         """The table of a record that a schema change brings; None:
         the changefeed does not want its rows.

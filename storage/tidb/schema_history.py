@@ -109,6 +109,10 @@ class Change:
     """Why the rows of `tables` after this change cannot be known from row changes; empty:
     they can.
     """
+    database: str = ""
+    """The database whose tables it is about, where it does not name them; empty: without `tables`
+    it may be about any.
+    """
 
 
 class SchemaHistory:
@@ -199,6 +203,8 @@ class SchemaHistory:
                 return Change(commit_ts, job.query, dropped=self._remove(job.table_id))
             case Action.TRUNCATE_TABLE:
                 return self._truncate(job, commit_ts)
+            case Action.RECOVER_SCHEMA:
+                return self._recovered(job, commit_ts)
         tables = tuple(self._replacements(job, commit_ts))
         if job.action is Action.EXCHANGE_PARTITION:
             tables = self._exchanged(job)
@@ -207,6 +213,12 @@ class SchemaHistory:
             tables = self._concerned(job)
             moved = moved if tables or job.schema_id not in self._databases else ""
         return self._put(Change(commit_ts, job.query, tables, moved=moved), job)
+
+    def _recovered(self, job: Job, commit_ts: int) -> Change:
+        """FLASHBACK DATABASE: the job has the database, and of its tables at most the old form."""
+        name = _database_name(job.database or {}, f"DDL job {job.id} at {commit_ts}")
+        self._databases[job.schema_id] = name
+        return Change(commit_ts, job.query, moved=_MOVES[job.action], database=name)
 
     def _moved(self, job: Job, tables: Sequence[Table]) -> str:
         """Why rows of the job's tables cannot be known; empty: they can."""

@@ -74,6 +74,10 @@ class Arriving(Counting):
         """Both tables."""
         return schema_name == "shop"
 
+    def wants_any_of(self, schema_name: str) -> bool:
+        """The one database."""
+        return schema_name == "shop"
+
 
 @dataclass
 class Beats:

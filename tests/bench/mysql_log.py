@@ -75,6 +75,10 @@ class Counting:
         """The one table."""
         return (schema_name, table_name) == ("shop", "orders")
 
+    def wants_any_of(self, schema_name: str) -> bool:
+        """The one database."""
+        return schema_name == "shop"
+
     def known(self, commit_ts: int) -> None:
         """Every change is news here."""
         del commit_ts

@@ -238,6 +238,10 @@ class HoldableLogCatalog:
         """See `Catalog.wants`."""
         return self._catalog.wants(schema_name, table_name)
 
+    def wants_any_of(self, schema_name: str) -> bool:
+        """See `Catalog.wants_any_of`."""
+        return self._catalog.wants_any_of(schema_name)
+
     def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         """See `Catalog.table`."""
         return self._catalog.table(record, commit_ts)

@@ -183,7 +183,9 @@ def table_change(change: Change, catalog: Catalog) -> TableChange | None:
 
 def _refuse(change: Change, catalog: Catalog) -> None:
     names = [table.name for table in change.tables if _wanted(table, catalog)]
-    if names or not change.tables:
+    if change.database:
+        names = [change.database] if catalog.wants_any_of(change.database) else []
+    if names or not (change.tables or change.database):
         raise DdlUnsupportedError(
             f"at {change.commit_ts} {', '.join(names) or 'every table'}: {change.moved}: "
             f"{change.query}. Everything before it is delivered first. Create another changefeed "

@@ -60,6 +60,9 @@ class Target:
     def wants(self, schema_name: str, table_name: str) -> bool:
         return TableFilter(self.rules).takes(schema_name, table_name)
 
+    def wants_any_of(self, schema_name: str) -> bool:
+        return TableFilter(self.rules).may_take_of(schema_name)
+
     def known(self, commit_ts: int) -> None:
         """Every change is news here."""
         del commit_ts

@@ -131,6 +131,11 @@ class Replica:
         del schema_name, table_name
         return True
 
+    def wants_any_of(self, schema_name: str) -> bool:
+        """See `Catalog.wants_any_of`."""
+        del schema_name
+        return True
+
     def known(self, commit_ts: int) -> None:
         """Every change is news here."""
         del commit_ts

@@ -106,6 +106,23 @@ def test_any_text_is_a_rule_or_a_named_error(text):
         TableFilter([text]).takes("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("rules", "is_possible"),
+    [
+        (["a.t*"], True),
+        (["b.*"], False),
+        (["*.*", "!a.*"], False),
+        (["!a.*", "*.x"], True),
+        (["a.*", "!a.t"], True),
+        (["mysql.*", "b.*"], False),
+    ],
+)
+def test_whether_any_table_of_a_schema_may_be_taken(rules, is_possible):
+    assert TableFilter(rules, {"mysql"}).may_take_of("A") == is_possible
+    assert not TableFilter(["*.*"], {"mysql"}).may_take_of("mysql")
+    assert AllFilters([TableFilter(["*.*"]), TableFilter(rules)]).may_take_of("a") == is_possible
+
+
 def test_what_two_filters_take_is_what_each_of_them_takes():
     both = AllFilters([TableFilter(["a.*", "b.*"]), TableFilter(["*.*", "!a.x"])])
     asked = [("a", "x"), ("a", "y"), ("b", "x"), ("c", "x")]

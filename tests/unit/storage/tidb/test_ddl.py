@@ -295,6 +295,16 @@ def test_a_recovered_table_is_named() -> None:
     assert applied(history(), job(Action.RECOVER_TABLE, 7, TableInfo=info(7, "t"))).moved
 
 
+def test_a_recovered_database_is_named_and_known_from_there_on() -> None:
+    """Its tables are not among what every such job tells; a job in it stopped the changefeed."""
+    state = history(info(7, "t"))
+    database = {"db_name": {"O": "old", "L": "old"}}
+    change = applied(state, job(Action.RECOVER_SCHEMA, schema_id=9, DBInfo=database))
+    assert (change.database, change.tables, bool(change.moved)) == ("old", (), True)
+    made = applied(state, job(Action.CREATE_TABLE, 70, schema_id=9, TableInfo=info(70, "u")), 21)
+    assert [table.name for table in made.tables] == ["old.u"]
+
+
 def test_a_kind_of_ddl_that_nobody_knows_yet_is_named_for_the_tables_it_may_be_about() -> None:
     for kind in 66, 99, 200:
         for binlog in {"TableInfo": info(7, "t")}, {}:

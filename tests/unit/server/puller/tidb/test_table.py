@@ -91,6 +91,9 @@ class Wants:
 
     def wants(self, schema_name: str, table_name: str) -> bool:
         del table_name
+        return self.wants_any_of(schema_name)
+
+    def wants_any_of(self, schema_name: str) -> bool:
         return schema_name == "a"
 
     def known(self, commit_ts: int) -> None:
@@ -133,6 +136,11 @@ def test_what_moves_rows_without_writing_them_is_refused_for_wanted_tables_only(
     with pytest.raises(DdlUnsupportedError, match="every table"):
         table_change(Change(9, "flashback", moved="why"), Wants())
     assert table_change(Change(9, "q", (Table(2, "b", DOC),), moved="why"), Wants()) is None
+    with pytest.raises(DdlUnsupportedError, match=r"at 9 a: why: q"):
+        table_change(Change(9, "q", moved="why", database="a"), Wants())
+    assert table_change(Change(9, "q", moved="why", database="b"), Wants()) is None, (
+        "another database came back"
+    )
 
 
 def test_the_advice_of_a_ddl_that_cannot_be_followed_names_the_ts_from_which_another_changefeed_begins() -> (
@@ -230,6 +238,10 @@ class Followed:
 
     def wants(self, schema_name: str, table_name: str) -> bool:
         del schema_name, table_name
+        return True
+
+    def wants_any_of(self, schema_name: str) -> bool:
+        del schema_name
         return True
 
     def table_of(self, record: TableRecord) -> SourceTable:
