@@ -13,13 +13,14 @@ from pyspark_tidemark.redaction import sql_statement
 
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.mysql.ddl.definition import Definition, row_key
-from server.puller.mysql.ddl.statement import Kind
+from server.puller.mysql.ddl.statement import Kind, Statement
 from server.puller.mysql.ddl.tracker import (
     Context,
     Tracked,
+    doubt_of_copy,
     taken_over,
 )
-from server.puller.mysql.ddl.tree import CreateTable, TableName
+from server.puller.mysql.ddl.tree import AlterTable, CreateTable, TableName
 from server.puller.mysql.listener import LogListener, Reread, TableCopier
 from server.puller.mysql.rows import LogRows, TableMapMismatch
 from server.puller.mysql.session.errors import RowsMovedError
@@ -37,6 +38,7 @@ from server.puller.mysql.tables import (
     new_id,
     record_of,
     same_keys,
+    says_ghost,
 )
 from server.puller.mysql.transaction.scanner import FoundDefinition
 from server.puller.mysql.transaction.transactions import LoggedStatement
@@ -52,6 +54,7 @@ _UNLOGGED_COLUMNS = (
     "its columns are others than the statements of the log say (an ALTER under sql_log_bin=0)"
 )
 _UNLOGGED_ROWS = "no statement of the log made it (sql_log_bin=0)"
+_COPY_UNSEEN = "how its copy was made was not seen"
 _RELOADED = "another table has taken its place, whose rows were not followed"
 _log = structlog.get_logger(__name__)
 
@@ -74,6 +77,8 @@ class DdlChanges:
         self._copying = copying
         self._mismatches: set[tuple[TableName, int]] = set()
         """Those of the last transaction that had any."""
+        self._copies: dict[TableName, str] = {}
+        """The copies that gh-ost has begun, and why they may not hold what their tables do."""
 
     def effect_of(self, logged: LoggedStatement) -> Effect:
         """A statement's effect on the changefeed's tables, by name.
@@ -81,13 +86,28 @@ class DdlChanges:
         Raises:
             StatementLoggedError, DdlUnknownError: rows would be lost.
         """
+        self._note_copy(logged.statement)
         if logged.statement.kind is not Kind.DDL:
             at = f"{logged.file}:{logged.position}"
             self._tables.check(logged.statement, logged.query.sql, at, logged.commit_ts)
             self._tables.check_new(logged, self._catalog.wants)
             return Effect()
         self._rows.ignored -= {action.to or action.name for action in logged.statement.actions}
-        return self._tables.effect(logged.statement, self._catalog.wants)
+        by_ghost = says_ghost(logged.query.sql)
+        return self._tables.effect(logged.statement, self._catalog.wants, by_ghost=by_ghost)
+
+    def _note_copy(self, statement: Statement) -> None:
+        """Follow the copies that gh-ost makes, which the changefeed may take at their end only."""
+        tree = statement.tree
+        if isinstance(tree, CreateTable):
+            self._copies.pop(tree.name, None)
+            if tree.like is not None and tree.name[1] == f"_{tree.like[1]}_gho":
+                self._copies[tree.name] = ""
+        elif isinstance(tree, AlterTable) and tree.name in self._copies:
+            self._copies[tree.name] = self._copies[tree.name] or doubt_of_copy(tree)
+        elif statement.kind is Kind.UNKNOWN:
+            named = [name for name in self._copies if name[1].lower() in statement.words]
+            self._copies |= dict.fromkeys(named, _COPY_UNSEEN)
 
     def changed_by_statement(self, logged: LoggedStatement) -> TableName | None:
         """The only table whose rows a statement changes by itself;
@@ -226,7 +246,9 @@ class DdlChanges:
                 context = Context(dialect=logged.dialect)
                 table = definition.table(before.id)
                 tracked = taken_over(before, table, context, keys_known=keys_known)
-                reasons |= {name: "; ".join(tracked.unclear)} if tracked.unclear else {}
+                doubt = self._copies.pop(effect.copies.get(name, name), _COPY_UNSEEN)
+                unclear = [*tracked.unclear, *([doubt] if doubt else [])]
+                reasons |= {name: "; ".join(unclear)} if unclear else {}
         return reasons
 
     def _record_after(

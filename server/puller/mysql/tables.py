@@ -10,7 +10,7 @@ Invariants:
    the same.
 2. Where one statement moves a table out of the changefeed's names and another table into its place,
    as gh-ost and pt-online-schema-change end, the name keeps its id: it is the same table with other
-   columns.
+   columns. Only gh-ost's copy is taken to have its rows.
 """
 
 import hashlib
@@ -40,6 +40,7 @@ from storage.mysql.table_map import TableMap
 
 _NEW: Final = -1
 _PLAIN_NAME: Final = re.compile(r"[\w$]+")
+_GHOST: Final = re.compile(r"\s*rename\s+/\*\s*gh-ost\s*\*/\s*table\b", re.I)
 _UNDOES: Final = re.compile(r"\s*ROLLBACK\b.*\bTO\b", re.I | re.S)
 _PURE: Final = frozenset(
     re.findall(
@@ -77,13 +78,18 @@ class Effect:
     foreign: list[TableName] = field(default_factory=list)
     taken_over: set[TableName] = field(default_factory=set)
     """Names whose table another one has become, as gh-ost and pt-online-schema-change end."""
-    reloaded: set[TableName] = field(default_factory=set)
-    """The tables among them whose other table is no copy that such a tool made: it has any rows."""
+    copies: dict[TableName, TableName] = field(default_factory=dict)
+    """Those of them whose other table gh-ost made as their copy, and what that was called."""
     names_before: dict[TableName, TableName] = field(default_factory=dict)
     """Old names by new ones, of tables that were renamed."""
 
     def __bool__(self) -> bool:
         return bool(self.touched or self.dropped or self.truncated or self.moved)
+
+    @property
+    def reloaded(self) -> set[TableName]:
+        """The tables among those taken over whose other table is no copy: it has any rows."""
+        return self.taken_over - self.copies.keys()
 
 
 class Tables:
@@ -98,9 +104,10 @@ class Tables:
             (table for table in self.by_name.values() if table.span.table_id == table_id), None
         )
 
-    def effect(self, statement: Statement, wants: Wants) -> Effect:
-        """Compute what a DDL does to these tables."""
-        moves = _Moves({name: table.span.table_id for name, table in self.by_name.items()}, wants)
+    def effect(self, statement: Statement, wants: Wants, *, by_ghost: bool = False) -> Effect:
+        """Compute what a DDL does to these tables; `by_ghost`: gh-ost says that it is its own."""
+        ids = {name: table.span.table_id for name, table in self.by_name.items()}
+        moves = _Moves(ids, wants, by_ghost=by_ghost)
         for action in statement.actions:
             moves.apply(action)
         return moves.ended()
@@ -188,7 +195,7 @@ class Tables:
 class _Moves:
     """Ids by name while the actions of one statement go by."""
 
-    def __init__(self, ids: dict[TableName, int], wants: Wants) -> None:
+    def __init__(self, ids: dict[TableName, int], wants: Wants, *, by_ghost: bool) -> None:
         self._before = dict(ids)
         self._now = ids
         self._hidden: dict[TableName, int] = {}
@@ -197,6 +204,7 @@ class _Moves:
         """The names that tables had which the changefeed did not take."""
         self._effect = Effect()
         self._wants = wants
+        self._by_ghost = by_ghost
 
     def apply(self, action: Action) -> None:
         name, now = action.name, self._now
@@ -234,8 +242,9 @@ class _Moves:
             if table_id == _NEW and name in hidden:
                 effect.touched[name] = before[name]
                 effect.taken_over.add(name)
-                if not _is_copied(name[1], self._came.get(name, name)[1], hidden[name][1]):
-                    effect.reloaded.add(name)
+                came, gone_to = self._came.get(name, name), hidden[name]
+                if self._by_ghost and _is_of_ghost(name[1], came[1], gone_to[1]):
+                    effect.copies[name] = came
             elif (was := self._name_before(table_id)) is not None and was != name:
                 effect.names_before[name] = was
         gone = [name for name in before if name not in self._now and name not in effect.dropped]
@@ -274,14 +283,19 @@ class _Moves:
         return next((name for name, each in self._before.items() if each == table_id), None)
 
 
-def _is_copied(name: str, came: str, gone: str) -> bool:
-    """Whether a tool for online schema changes made the table that took another one's place, by
-    the names that gh-ost and pt-online-schema-change give: it has the other one's rows.
+def says_ghost(sql: str) -> bool:
+    """Whether a statement has the comment that gh-ost puts into its own."""
+    return bool(_GHOST.match(sql))
+
+
+def _is_of_ghost(name: str, came: str, gone: str) -> bool:
+    """Whether these are the names of gh-ost's tables: the one that comes is a whole copy then.
+
+    pt-online-schema-change says nothing in its statement, so that its names may be anybody's, and
+    its --where leaves rows out.
     """
     own = re.escape(name)
-    by_ghost = re.fullmatch(f"_{own}_gho", came) and re.fullmatch(rf"_{own}_(\d+_)?del", gone)
-    by_percona = re.fullmatch(f"_+{own}_new", came) and re.fullmatch(f"_+{own}_old", gone)
-    return bool(by_ghost or by_percona)
+    return bool(re.fullmatch(f"_{own}_gho", came) and re.fullmatch(rf"_{own}_(\d+_)?del", gone))
 
 
 def name_of(table: SourceTable) -> TableName:

@@ -206,7 +206,7 @@ async def test_an_online_schema_change_by_a_ghost_table_keeps_the_table(
                 "REPLACE INTO _t_gho VALUES (1, 2, 7)",
             ),
             *(
-                "RENAME TABLE t TO _t_del, _t_gho TO t",
+                "rename /* gh-ost */ table t to _t_del, _t_gho to t",
                 "INSERT INTO t VALUES (2, 2, 2)",
                 "DROP TABLE _t_del",
             ),

@@ -135,11 +135,10 @@ def copied(source: Table, tree: CreateTable, table_id: int, first_column_id: int
 def taken_over(
     before: Table, table: Table, context: Context, *, keys_known: bool = True
 ) -> Tracked:
-    """Another table, with its rows, has become the one of a name: gh-ost and
-    pt-online-schema-change end so.
+    """Another table, with its rows, has become the one of a name: gh-ost ends so.
 
     Columns of one name are the same; what the rows hold in others was never seen, so they are read
-    again. Nor was it seen which rows are in it: the tools copy them by INSERT IGNORE, which leaves
+    again. Nor was it seen which rows are in it: they are copied by INSERT IGNORE, which leaves
     out what a new unique key does not let in. `keys_known`: whether `table` has its own keys.
     """
     columns_before = {column.name.lower(): column for column in before.columns}
@@ -155,6 +154,26 @@ def taken_over(
         if why:
             unclear.append(f"column {column.name}: {why}")
     return Tracked(table, tuple(unclear))
+
+
+def doubt_of_copy(tree: AlterTable) -> str:
+    """Why columns of a copy that is altered so may hold something else than those of their names in
+    its table; nothing: they hold the same.
+    """
+    specs = tree.specs
+    dropped = {spec.name.lower() for spec in specs if isinstance(spec, DropColumn)}
+    added = {spec.column.name.lower() for spec in specs if isinstance(spec, AddColumn)}
+    if again := sorted(dropped & added):
+        return f"column {again[0]} was dropped and added in the copy"
+    if any(isinstance(spec, RenameColumn) for spec in specs) or any(
+        isinstance(spec, ChangeColumn) and spec.old.lower() != spec.column.name.lower()
+        for spec in specs
+    ):
+        return "columns were renamed in the copy"
+    keys = [spec.key for spec in specs if isinstance(spec, AddKey) and spec.key.kind != "plain"]
+    if any(part.prefix is not None for key in keys for part in key.parts):
+        return "a unique key of prefixes may have left out rows that were copied"
+    return tree.unsure
 
 
 def _left_out(before: Table, table: Table) -> str:

@@ -15,7 +15,14 @@ from server.puller.mysql.ddl.column_types import Collations, LostError
 from server.puller.mysql.ddl.definition import UNTOLD
 from server.puller.mysql.ddl.statement import read_statement
 from server.puller.mysql.ddl.tokens import Dialect
-from server.puller.mysql.ddl.tracker import Context, Tracked, altered, created, taken_over
+from server.puller.mysql.ddl.tracker import (
+    Context,
+    Tracked,
+    altered,
+    created,
+    doubt_of_copy,
+    taken_over,
+)
 from server.puller.mysql.ddl.tree import AlterTable, CreateTable
 
 STRICT = Dialect(version=101119, sql_mode=1 << 21)
@@ -364,6 +371,26 @@ def test_a_copy_with_a_new_unique_key_may_lack_rows(definition: str, why: str) -
     unclear = "; ".join(taken_over(before, copy, Context()).unclear)
     assert why in unclear if why else not unclear
     assert "not known" in "; ".join(taken_over(before, copy, Context(), keys_known=False).unclear)
+
+
+@pytest.mark.parametrize(
+    ("specs", "why"),
+    [
+        ("ADD w INT, DROP v, MODIFY id BIGINT, ADD KEY (v)", ""),
+        ("ENGINE=InnoDB", ""),
+        ("DROP v, ADD V INT", "column v was dropped and added"),
+        ("RENAME COLUMN v TO id, RENAME COLUMN id TO v", "renamed"),
+        ("CHANGE v w INT", "renamed"),
+        ("CHANGE v V INT", ""),
+        ("ADD UNIQUE (v(3))", "prefixes"),
+        ("ADD KEY (v(3))", ""),
+    ],
+)
+def test_what_an_alter_of_a_copy_does_to_columns_of_the_same_name(specs: str, why: str) -> None:
+    tree = read_statement(f"ALTER TABLE _t_gho {specs}", "db", dialect=STRICT).tree
+    assert isinstance(tree, AlterTable)
+    doubt = doubt_of_copy(tree)
+    assert why in doubt if why else not doubt
 
 
 @pytest.mark.parametrize("drop", ["FOREIGN KEY f", "CONSTRAINT f"])
