@@ -131,7 +131,7 @@ class _Seams:
         yield server.capture.daemon, "_shown", _unshown
         yield from ((module, "threading", _CONDITIONED) for module in _CONDITIONS)
         yield asyncio, "run_coroutine_threadsafe", Submitted
-        yield server.capture.worker.flight, "Waiting", NoWaiting
+        yield server.capture.worker.flight, "FlightWaits", NoWaiting
         yield server.capture.worker.moves, "_SPLIT_EVERY_S", _SPLIT_EVERY_S
         yield server.capture.worker.peers, "stub_at", self.stub
         yield PeerCapture, "do_get", self.rows()
