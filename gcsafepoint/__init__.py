@@ -1,3 +1,3 @@
-"""GC safepoints: `state` holds their rules and keeps them, `explain` shows what blocks GC, `worker`
-runs GC rounds.
+"""GC safepoints: `state` holds their rules and keeps them, `explain` shows the blockers of GC,
+`worker` runs GC rounds.
 """

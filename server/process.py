@@ -68,13 +68,13 @@ def exit_with_parent() -> None:
 
 
 class ChildFailedError(UnavailableError):
-    """A daemon of the tree ended before it was ready; the message holds what it said."""
+    """A daemon of the tree ended before it was ready; the message holds its output."""
 
     code = "ErrDaemonFailed"
 
 
 class Child:
-    """One daemon of the tree; `name` is its command, and what it is called in logs and metrics."""
+    """One daemon of the tree; `name` is its command, and its name in logs and metrics."""
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
         self.name = name
@@ -146,7 +146,7 @@ class Child:
             _log.warning("daemon did not drain in time and was killed", child=self.name)
 
     async def _until_death(self) -> int:
-        """Pass on what the daemon prints after its ready line, and wait for its end."""
+        """Forward the daemon's output after its ready line, and wait for its end."""
         assert self._process is not None
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():

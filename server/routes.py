@@ -71,7 +71,7 @@ class Request:
     common_names: Sequence[bytes] = ()
     """The names in the client's certificate."""
     peer: str = ""
-    """The address that it came from, as gRPC writes it; empty where that is not told."""
+    """The peer's address as gRPC writes it; empty where it is unknown."""
 
     def query_bytes(self, name: str) -> bytes:
         """The bytes that a parameter of the query stands for, percent-decoded;

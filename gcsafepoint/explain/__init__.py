@@ -1,3 +1,3 @@
-"""Explains GC: what holds it back, why, until when, and what ends that; from a frozen situation to
-ordered chains of links. Pure.
+"""Explains GC: its blockers, their causes, ends and remedies; from a frozen situation to ordered
+chains of links. Pure.
 """

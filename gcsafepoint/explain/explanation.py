@@ -1,5 +1,5 @@
-"""The answer to "who blocks GC?": chains of blockers, the lowest first,
-and what would be if some were removed (pure).
+"""The answer to "what blocks GC?": chains of blockers, the lowest first, and the effect of removing
+some (pure).
 
 A `Holder` holds GC back by itself: a service, a global barrier, a TiDB server's running
 transaction, GC's own worker. `explain` orders all live holders of a `Situation` and makes of each a
@@ -90,7 +90,8 @@ class Holder:
 def explain(
     situation: Situation, remove: Sequence[str] = (), most: int = MOST_CHAINS
 ) -> Explanation:
-    """All holders in order, at most `most` of them, and what if those of `remove` were gone.
+    """Return all blockers in order, at most `most` of them, and the effect of removing those of
+    `remove`.
 
     A name of `remove` is a service id, a changefeed's id, or the id of a chain.
 
@@ -333,8 +334,8 @@ def document(explanation: Explanation) -> dict[str, Any]:
 
 
 def _gain_ms(from_ts: int, to_ts: int, situation: Situation) -> int:
-    """The history between two timestamps, milliseconds; nothing after now counts,
-    and from 0 on nobody knows.
+    """Return the history between two timestamps in milliseconds, up to now; the part from 0 on is
+    unknown.
     """
     if not physical_ms(from_ts):
         return 0
@@ -421,7 +422,9 @@ def _summary(explanation: Explanation) -> str:
 
 
 def time_of(ts: int) -> str:
-    """The wall clock of a timestamp, RFC 3339 in UTC; empty for 0 and for what no clock shows."""
+    """Return the wall clock of a timestamp, RFC 3339 in UTC; empty for 0 and for times that cannot
+    be formatted.
+    """
     return _time_of_ms(physical_ms(ts)) if ts else ""
 
 

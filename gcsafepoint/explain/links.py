@@ -54,9 +54,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One blocker of GC and what holds it, down to the cause;
-    `id` is what `--what-if remove=` takes.
-    """
+    """One blocker of GC with its causes; `id` is the argument of `--what-if remove=`."""
 
     id: str
     links: tuple[Link, ...]
@@ -69,9 +67,7 @@ class Chain:
         return self.links[0].ts
 
     def released(self) -> Iterator[tuple[Link, int]]:
-        """Each link, and where this blocker would let the minimum be without it:
-        the links before it count, too.
-        """
+        """Yield each link, and how far GC could go without it and the links before it."""
         low = MAX_TS
         for link in self.links:
             low = min(low, link.next_ts)
@@ -83,7 +79,7 @@ _CALM_MS = 5_000
 
 
 def feed_links(feed: Feed, situation: Situation) -> list[Link]:
-    """The changefeed, and what holds its checkpoint."""
+    """Return the changefeed, and the causes that hold its checkpoint."""
     return [_changefeed_link(feed), *_links_below(feed, situation)]
 
 

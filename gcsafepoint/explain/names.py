@@ -37,8 +37,8 @@ _OWNERS: Final = (
 
 
 def feed_service(changefeed: str, generation: int = 0) -> str:
-    """The service that keeps the history of a changefeed; `generation` tells it from removed ones
-    that had the same id.
+    """The service that keeps a changefeed's history; `generation` distinguishes it from removed
+    ones of the same id.
     """
     return FEED_PREFIX + changefeed + (f".{generation}" if generation else "")
 
@@ -50,14 +50,14 @@ def generation_of(service_id: str) -> int:
 
 
 def creating_service(changefeed: str, began_ts: int = 0) -> str:
-    """The service that keeps it while the changefeed is being made or resumed; `began_ts` tells
-    this attempt from others.
+    """The service that keeps history while the changefeed is being created or resumed; `began_ts`
+    distinguishes attempts.
     """
     return CREATING_PREFIX + changefeed + (f".{began_ts}" if began_ts else "")
 
 
 def feed_of(service_id: str) -> str:
-    """The changefeed a service id belongs to; empty if to none of ours."""
+    """Return the changefeed that a service id belongs to; empty if it is not one of Tidemark's."""
     for prefix in (CREATING_PREFIX, FEED_PREFIX):
         if service_id.startswith(prefix):
             return _GENERATION.sub("", service_id.removeprefix(prefix))
@@ -84,7 +84,7 @@ def left_over_services(service_ids: Iterable[str], protected: Mapping[str, bool]
 
 
 def owner_of(service_id: str) -> str:
-    """The program that sets such an id, as far as its name tells."""
+    """Return the program that uses such ids, as far as the name shows."""
     return next((owner for prefix, owner in _OWNERS if service_id.startswith(prefix)), "unknown")
 
 

@@ -51,8 +51,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A changefeed: its record, and what the capture that runs it tells (`capture` empty:
-    none did).
+    """A changefeed: its record, and its progress from the capture that runs it (`capture` empty:
+    none answered).
     """
 
     id: str
@@ -118,8 +118,8 @@ class Situation:
 
     @property
     def wanted_ts(self) -> int:
-        """The timestamp that GC would have reached if nothing held it back: two rounds may be under
-        way.
+        """The timestamp that GC would have reached without blockers; two rounds may be
+        under way.
         """
         back_ms = self.worker.life_time_ms + 2 * self.worker.run_interval_ms
         return max(self.view.gc_worker.safe_point, compose(max(0, self.now_ms - back_ms)))

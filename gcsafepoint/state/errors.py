@@ -23,7 +23,7 @@ class KeyspaceNotFoundError(SafePointRequestError):
 
 
 def bad_argument(name: str, value: object) -> SafePointRequestError:
-    """An argument nobody can use."""
+    """The argument is invalid."""
     return SafePointRequestError(
         f"[PD:common:ErrInvalidArgument]invalid argument for {name}: {value}"
     )

@@ -1,5 +1,5 @@
-"""Gauges of what GC waits for, computed when Prometheus asks; only the lowest barriers are named,
-to bound the labels.
+"""Gauges of GC's blockers, computed at each scrape; only the lowest barriers are named, to bound
+the labels.
 
 `pd_gc_…` are PD's names, so that PD's dashboards and alerts hold.
 """

@@ -225,7 +225,7 @@ def parse_outage(reading: KeyValue | None, now_s: float) -> Outage:
 
 
 def parse_guard(pairs: Sequence[KeyValue], keys: GcKeys) -> tuple[int, int]:
-    """The guard's number and its mod revision; (0, 0) when nobody wrote yet."""
+    """Return the guard's number and its mod revision; (0, 0) if it was never written."""
     for pair in pairs:
         if pair.key == keys.revision:
             return (int(pair.value) if pair.value.isdigit() else 0, pair.mod_revision)

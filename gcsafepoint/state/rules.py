@@ -106,7 +106,7 @@ def expiry(now_s: float, ttl_s: int) -> int:
 
 
 class Barriers:
-    """The barriers of one scope, and what changed since `take_changes`."""
+    """The barriers of one scope, and their changes since `take_changes`."""
 
     def __init__(self, barriers: Iterable[ServiceSafePoint] = ()) -> None:
         self._by_id = {barrier.service_id: barrier for barrier in barriers}
@@ -143,7 +143,7 @@ class Barriers:
             self._rebuild()
 
     def remove(self, barrier_id: str) -> ServiceSafePoint | None:
-        """Remove; returns what it was."""
+        """Remove a barrier; returns it."""
         removed = self._by_id.pop(barrier_id, None)
         if removed is not None:
             self._changes[barrier_id] = None
@@ -225,8 +225,8 @@ class Advance:
 
 
 class GcState:
-    """The state the rules hold of; calls answer at once,
-    and `take_changes` says what to make durable.
+    """The state that the rules apply to; calls answer at once, and `take_changes` returns what to
+    make durable.
     """
 
     def __init__(
@@ -235,8 +235,8 @@ class GcState:
         txn_safe_point: int = 0,
         gc_safe_point: int = 0,
     ) -> None:
-        """Take over a stored state; what an older PD left is lifted to rule 1 as far as t and w
-        go.
+        """Take over a stored state; values of an older PD are raised to satisfy rule 1 as far as t
+        and w go.
         """
         by_id = {service.service_id: service for service in services}
         stored = by_id.pop(GC_WORKER, None)
@@ -251,7 +251,7 @@ class GcState:
         self.global_barriers = Barriers()
         """Shared by all keyspaces: `GcStates` sets it."""
         self.min_start_ts: Mapping[str, int] = {}
-        """TiDB server to start_ts; read by whoever is about to advance."""
+        """TiDB server to start_ts; read before advancing."""
         self._changes = Changes()
 
     def advance_txn_safe_point(self, target: int, now_s: float) -> Advance:
@@ -270,7 +270,7 @@ class GcState:
         return Advance(old, self.txn_safe_point, blocker)
 
     def advance_gc_safe_point(self, target: int) -> int:
-        """Rule 4; returns what it was.
+        """Apply rule 4; returns the former value.
 
         Raises:
             SafePointRequestError: the target lies below the GC safe point, or above the txn safe
@@ -301,7 +301,7 @@ class GcState:
         return barrier
 
     def delete_barrier(self, barrier_id: str) -> ServiceSafePoint | None:
-        """Remove a barrier; returns what it was, None if there was none.
+        """Remove a barrier; returns it, None if there was none.
 
         Raises:
             SafePointRequestError: no id, or a reserved one.

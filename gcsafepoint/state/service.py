@@ -82,7 +82,7 @@ class GcStateManager:
         return await self._stored.load()
 
     async def run(self) -> None:
-        """Follow what others write (an operator with etcdctl, TiDB itself), until cancelled."""
+        """Follow the writes of others (an operator with etcdctl, TiDB itself), until cancelled."""
         await self._stored.run()
 
     async def view(self) -> GcView:
@@ -169,7 +169,7 @@ class GcStateManager:
         )
 
     async def advance_gc_safe_point(self, keyspace_id: int, target: int) -> int:
-        """AdvanceGCSafePoint (rule 4); returns what it was. Raises: SafePointRequestError."""
+        """AdvanceGCSafePoint (rule 4); returns the former value. Raises: SafePointRequestError."""
         return await self._stored.change(
             lambda states: states.of_manager(keyspace_id).advance_gc_safe_point(target)
         )
@@ -186,7 +186,7 @@ class GcStateManager:
         )
 
     async def delete_barrier(self, keyspace_id: int, barrier_id: str) -> ServiceSafePoint | None:
-        """DeleteGCBarrier: remove a barrier; returns what it was. Raises: SafePointRequestError."""
+        """DeleteGCBarrier: remove a barrier; returns it. Raises: SafePointRequestError."""
         return await self._stored.change(
             lambda states: states.of_user(keyspace_id).delete_barrier(barrier_id)
         )
@@ -204,7 +204,7 @@ class GcStateManager:
         )
 
     async def delete_global_barrier(self, barrier_id: str) -> ServiceSafePoint | None:
-        """DeleteGlobalGCBarrier: remove a global barrier; returns what it was.
+        """DeleteGlobalGCBarrier: remove a global barrier; returns it.
 
         Raises: SafePointRequestError.
         """

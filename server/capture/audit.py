@@ -33,7 +33,7 @@ Span = tuple[int | None, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One table of a lake that is not what its source is."""
+    """A table of a lake that differs from its source."""
 
     table: str
     ts: int
@@ -41,7 +41,7 @@ class Finding:
     time: str
     """RFC 3339, UTC."""
     mode: str = UPSERT
-    """The lake's: what is no `upsert` cannot be repaired in place."""
+    """The lake's mode; only `upsert` can be repaired in place."""
     column: str = ""
     """The key column that the ranges divide; empty: the table was compared whole."""
     spans: tuple[Span, ...] = ()

@@ -1,5 +1,5 @@
-"""Keeps what changes all the time: checkpoints in the metadata,
-service safepoints at the coordinator.
+"""Saves what changes all the time: checkpoints in the metadata, service safepoints at the
+coordinator.
 
 Order, for each changefeed: the reader acknowledges, the checkpoint is durable in the metadata, then
 the safepoint follows. So a crash anywhere between keeps more history than needed, never less. All
@@ -139,7 +139,9 @@ class CheckpointSaver:
             feed.info_saved = feed.info is info
 
     async def _save_jobs(self) -> None:
-        """Keep why a lake job has given up: a new owner of the changefeeds must know it, too."""
+        """Save the errors with which lake jobs have given up: a new owner of the changefeeds needs
+        them, too.
+        """
         for feed in self._feeds.values():
             job = feed.job if failed_by_job(feed.info, feed.job) else None
             if job is not feed.job_saved:
@@ -223,8 +225,8 @@ class CheckpointSaver:
             feed.safepoint_ts, feed.safepoint_time = checkpoint_ts, time.monotonic()
 
     async def _hold_unread(self, feed: Feed) -> None:
-        """Renew what the coordinator still holds for a changefeed whose records cannot be read: a
-        version that can read them may go on.
+        """Renew the safepoint of a changefeed whose records cannot be read, since another version
+        may be able to read them.
         """
         cluster_id = self._safepoints.cluster_id
         all_services = await self._records.service_ids(cluster_id)

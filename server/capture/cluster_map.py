@@ -1,4 +1,4 @@
-"""The daemons beside the captures, for the console: who they are, where they listen, since when.
+"""The daemons beside the captures, for the console: their names, addresses and start times.
 
 Coordinators and stores are asked of PD, when each coordinator was started of itself, by PD's HTTP
 API; pumps and the leading GC worker stand in the metadata. What is not known is empty.
@@ -34,7 +34,7 @@ _STATUS_BYTES: Final = 64 << 10
 
 
 def mapped_by(pd: PdClient, meta: Meta, security: SecurityConfig) -> ClusterMap:
-    """The map of a cluster, asked for anew at each call."""
+    """Return a function that reads the daemons of a cluster anew at each call."""
 
     async def daemons() -> list[Row]:
         members, stores = await pd.members(), await pd.stores()

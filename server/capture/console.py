@@ -1,4 +1,4 @@
-"""The console's document: what a person at a browser wants to know of the captures, in one answer.
+"""The console's document: the state of the captures, in one answer.
 
 Served on the capture's API port beside the console's pages (`server.console`) and TiCDC's API, by
 which the page pauses and resumes. Any capture answers: it asks the owner for the changefeeds.

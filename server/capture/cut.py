@@ -1,5 +1,5 @@
-"""A cut over tables that lie in several processes: each tells its commit_ts in a compact form,
-one chooses. Pure.
+"""A cut over tables in several processes: each sends its commit_ts in a compact form, and one
+process chooses. Pure.
 
 Invariants:
 1. The chosen end is the one that a single sink manager with all tables chooses, unless a part was

@@ -88,7 +88,7 @@ class ChangeInterruptedError(UnavailableError):
 
 
 class AuditUnsupportedError(InvalidError):
-    """An audit is asked for where nothing could be compared."""
+    """An audit was requested where nothing can be compared."""
 
     code = "ErrAuditUnsupported"
 
@@ -118,7 +118,7 @@ class StartTsInFutureError(InvalidError):
 
 
 class SnapshotLostError(InvalidError):
-    """GC has passed the checkpoint: what was not read yet is gone."""
+    """GC has passed the checkpoint: changes that were not read yet are gone."""
 
     code = "ErrSnapshotLostByGC"
 

@@ -70,8 +70,8 @@ class Delivery:
         self._lock = threading.Lock()
 
     def planned(self, tables: str, start_ts: int, end_ts: int, rows: int) -> None:
-        """A reader is about to take the rows of a range, of all or some tables; again takes the
-        place of what it planned from the same start.
+        """Note that a reader is about to take a range of all or some tables; a second plan from the
+        same start replaces the first.
         """
         with self._lock:
             if rows:

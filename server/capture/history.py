@@ -1,5 +1,5 @@
-"""The acknowledged history that a changefeed keeps (docs/design/0035): how much there is, and what
-of it need not be kept any more.
+"""The acknowledged history that a changefeed keeps (docs/design/0035): its size, and the part that
+need not be kept any more.
 
 History is that of one run of a changefeed: its sorter is empty when the next one begins.
 """
@@ -43,7 +43,8 @@ class KeptHistory:
         self.is_kept, self.size_bytes, self._sink = is_kept, 0, None
 
     def look(self, sink: Sink, due: "RetentionBounds") -> None:
-        """Measure what was acknowledged since the last look, and give up what is due; blocks.
+        """Measure the history acknowledged since the last call, and drop what need not be kept;
+        blocks.
 
         Raises:
             TidemarkError: a capture that has some of the tables does not answer; the next look
@@ -73,7 +74,7 @@ class RetentionBounds:
 
     retention: Retention
     held_ts: int
-    """A reader has yet to take what lies above it."""
+    """The lowest ts that a reader still needs the changes above."""
     versions: Versions
     holds: Holds
 

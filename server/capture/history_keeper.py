@@ -41,7 +41,7 @@ async def look_at(feeds: Collection[Feed]) -> None:
 
 
 async def _acknowledge_others(feed: Feed) -> None:
-    """Acknowledge what a reader that has let go has held back: the others may be idle."""
+    """Acknowledge rows that only a dropped reader held back; the other readers may be idle."""
     sink = feed.processor.sink
     if sink is None:
         return

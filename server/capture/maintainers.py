@@ -35,8 +35,8 @@ _log = structlog.get_logger(__name__)
 
 
 class Maintainers:
-    """All changefeeds of this capture; `decided` is set when the owner, in this process, has
-    decided who runs them.
+    """All changefeeds of this capture; `decided` is set when the owner, in this process, has placed
+    them.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Maintainers:
             raise NotOwnerError("this capture's lease has ended; ask again")
 
     async def run(self, lease: Lease) -> None:
-        """Maintain what is placed here, until cancelled."""
+        """Maintain the changefeeds placed on this capture, until cancelled."""
         self._lease, self._tasks, self._leaving = lease, {}, set()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -120,7 +120,9 @@ class Maintainers:
             self._lease = None
 
     async def _adjust(self, tasks: asyncio.TaskGroup, lease: Lease) -> None:
-        """Begin what has come, and end what is to go, or is removed."""
+        """Start the changefeeds that were placed here, and end those that were moved away or
+        removed.
+        """
         placed = await captures_of(self._meta, keys.PLACEMENTS)
         mine = {changefeed for changefeed, capture in placed.items() if capture == self.id}
         for changefeed, task in self._tasks.items():
@@ -136,7 +138,7 @@ class Maintainers:
             )
 
     async def _leave(self, changefeed: str, task: asyncio.Task[None]) -> None:
-        """Cease to run a changefeed, not in the middle of a change that somebody waits for."""
+        """Stop running a changefeed once no change to it is being made."""
         maintained = self._maintained.get(changefeed)
         if maintained is not None:
             await maintained.leave()

@@ -80,7 +80,7 @@ class Member:
 
 
 class Membership:
-    """This capture's membership; `settled` is set once it is known who owns the changefeeds."""
+    """This capture's membership; `settled` is set once the owner of the changefeeds is known."""
 
     def __init__(
         self, meta: Meta, identity: str, maintainers: Maintainers, owner_fence: Fence
@@ -151,8 +151,8 @@ class Membership:
         return [member.record for member in _working(await self.members())]
 
     async def drain(self, identity: str, *, cancel: bool = False) -> CaptureRecord:
-        """Let a capture be given no tables, and be no owner, until it is started again; `cancel`:
-        until now. It still does what nobody else could do. Durable.
+        """Mark a capture as draining: it gets no tables and is not elected until it is started
+        again; `cancel` removes the mark. Changefeeds that no other capture can run stay. Durable.
 
         Raises:
             CaptureUnknownError: no living capture has that id.

@@ -180,8 +180,8 @@ def _is_text(data: bytes) -> bool:
 
 
 class Owner(Changefeeds):
-    """The changefeeds that the owner runs: those that `placement` gives to nobody; without one,
-    all.
+    """The changefeeds that the owner runs: those that `placement` places on no other capture;
+    without a placement all.
     """
 
     def __init__(

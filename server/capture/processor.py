@@ -68,8 +68,8 @@ class Sink(Protocol):
     def read(
         self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """The mounted rows of `(start_ts, end_ts]`, in order; with `before`,
-        what each was before, too.
+        """Return the mounted rows of `(start_ts, end_ts]` in order; with `before` each also has its
+        values before the change.
         """
         ...
 

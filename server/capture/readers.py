@@ -40,13 +40,13 @@ class ReaderNotExistsError(NotFoundError):
 
 
 class ReaderInvalidError(InvalidError):
-    """A reader cannot have that name, or is one too many; or it asks for what no reader may."""
+    """A reader's name is not allowed, there are too many readers, or a reader's request is not."""
 
     code = "ErrReaderInvalid"
 
 
 def check_reader_name(name: str) -> None:
-    """Refuse what cannot be part of a key.
+    """Refuse a name that cannot be part of a key.
 
     Raises:
         ReaderInvalidError: with the rule.
@@ -78,8 +78,8 @@ class ReaderRecord:
     """The Unix time of its last acknowledgement; 0: not known."""
 
     def to_json(self) -> bytes:
-        """The value of its record; what earlier versions do not know is left out where it says
-        nothing.
+        """Return the value of its record; fields unknown to earlier versions are left out where
+        they are empty.
         """
         more = ({"behind": True} if self.behind else {}) | (
             {"seen_s": int(self.seen_s)} if self.seen_s else {}
@@ -263,17 +263,16 @@ class Readers:
             return self._agreed_ts()
 
     def held_ts(self) -> int:
-        """No reader that has a name, and holds, needs what lies at or below it; MAX_TS without
-        any.
+        """Return the highest ts such that no named reader that holds history needs it or anything
+        below; MAX_TS without any.
         """
         with self._lock:
             holding = (each.previous_ts for each in self._readers.values() if not each.has_let_go)
             return min(holding, default=MAX_TS)
 
     def let_go(self, ttl_s: float, kept_ts: int) -> list[str]:
-        """Let those hold nothing any more that have been silent for `ttl_s`, and those that have
-        lost what they need next, as only what lies above `kept_ts` can be read; returns their
-        names.
+        """Stop keeping history for readers that have been silent for `ttl_s`, and for those whose
+        next changes are gone, as only changes above `kept_ts` can be read; returns their names.
         """
         now_s, grace_s, gone = self._clock(), min(_GRACE_S, ttl_s), []
         with self._lock:

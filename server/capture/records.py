@@ -191,7 +191,7 @@ class Records:
         return audits
 
     async def forget_audit(self, changefeed: str) -> None:
-        """Delete what a changefeed's audit has found. Durable; raises as `save`."""
+        """Delete the result of a changefeed's audit. Durable; raises as `save`."""
         await self._write([_audit(changefeed)])
 
     async def ids(self) -> list[str]:
@@ -200,8 +200,8 @@ class Records:
         return [pair.key.removeprefix(keys.INFOS).decode(errors="replace") for pair in pairs]
 
     async def clear(self, changefeed: str) -> None:
-        """Delete what an interrupted creation or removal of that name left;
-        before its source keeps anything. Durable.
+        """Delete the rest of an interrupted creation or removal of that name, before its source
+        keeps any history. Durable.
 
         Raises:
             ChangefeedExistsError, NotOwnerError: as `create`.

@@ -30,8 +30,8 @@ _FORWARDED: Final = "tidemark-forwarded"
 _LOCAL: Final = "tidemark-local"
 _FORWARD_S: Final = 30.0
 _LONG_CALLS_S: Final = {"MoveTable": MOVE_S + 15.0}
-"""A little longer than they may take: it is the capture that runs them which says what became of
-them.
+"""A little longer than such a call may take, since the capture that runs it decides about its
+timeout.
 """
 _OF_THIS_OWNER: Final = frozenset({"ResignOwner"})
 """Calls that are meant for the present owner and are not repeated at the next one."""
@@ -71,8 +71,8 @@ class Router:
         call: Callable[[], Awaitable[A]],
         changefeed: str = "",
     ) -> Any:
-        """`call` if this is the capture for it, else the same request to that one: to who runs
-        `changefeed`, or the owner.
+        """Run `call` if this capture is the one for it; else send the request to the capture that
+        runs `changefeed`, or to the owner.
 
         Raises:
             NotOwnerError: there is none for `_MOVES_S`; and what that capture raises.

@@ -1,5 +1,5 @@
-"""One run of a changefeed in this process, from its checkpoint to its end:
-who pulls and serves which table when.
+"""One run of a changefeed in this process, from its checkpoint to its end: the pullers and the
+readable state of its tables.
 
 Invariants:
 1. The sorter and the sink have a table before anything is added to it, and until its last row is

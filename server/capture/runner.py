@@ -1,4 +1,6 @@
-"""Keeps a changefeed's processor running: what its errors mean, and when it is tried again."""
+"""Keeps a changefeed's processor running: the state that each error leads to, and when to try
+again.
+"""
 
 import asyncio
 import time
@@ -67,8 +69,8 @@ def note(feed: Feed, state: State, error: TidemarkError, *, hint: str = "") -> N
 
 
 def note_job(feed: Feed, report: Report) -> None:
-    """Keep what the lake job reports, from any thread;
-    the checkpoint saver saves it if it has to be durable.
+    """Note the report of a lake job; called from any thread. The checkpoint saver saves it if it
+    must be durable.
     """
     before = feed.job
     if report.code and (before is None or before.report != report):

@@ -1,4 +1,4 @@
-"""The changefeeds' service GC safepoints: what they have not handed on yet must not be collected.
+"""The changefeeds' service GC safepoints: they protect the history that was not delivered yet.
 
 Only where a changefeed's source keeps its history that way; for others nothing is done.
 
@@ -106,7 +106,8 @@ class ChangefeedSafePoints:
             )
 
     async def renew(self, service: str, safe_point: int) -> None:
-        """Keep for a day more what `service` keeps, of a changefeed whose records cannot be read.
+        """Renew for a day the safepoint of `service`, for a changefeed whose records cannot be
+        read.
 
         Raises:
             SnapshotLostError: some of it may be gone.

@@ -67,7 +67,7 @@ class ChangefeedService:
         return await self._by_owner("CreateChangefeed", request, context, create)
 
     async def CheckChangefeed(self, request: pb.CreateChangefeedRequest, context: Context) -> Any:
-        """Say what CreateChangefeed would do."""
+        """Answer what CreateChangefeed would do."""
 
         async def check() -> pb.CheckChangefeedResponse:
             new = new_changefeed(request)
@@ -117,9 +117,7 @@ class ChangefeedService:
         return await self._by_runner("ResumeChangefeed", request, context, resume)
 
     async def UpdateChangefeed(self, request: pb.UpdateChangefeedRequest, context: Context) -> Any:
-        """Give it another filter, write its sink URI, what unclear DDL leads to, or its audit
-        anew.
-        """
+        """Change its filter, sink URI, treatment of unclear DDL, audit or retention."""
 
         async def update() -> pb.UpdateChangefeedResponse:
             here, changes = self._maintainers.changefeeds_of(request.id), changefeed_update(request)
@@ -360,7 +358,7 @@ def _delivery(feed: Feed) -> pb.Delivery:
 
 
 def _reading(feed: Feed) -> pb.Reading | None:
-    """Since when nobody reads the changefeed; None: it does not run."""
+    """Describe since when the changefeed has not been read; None: it does not run."""
     if not feed.info.state.is_running:
         return None
     # `asked_s` is of this owner only: a checkpoint that has moved proves that somebody read before.

@@ -47,7 +47,7 @@ class _Pattern:
     takes: bool
     matches: re.Pattern[str]
     shown: str = ""
-    """The name by which readers know it, if it is another one."""
+    """The name that readers see, if it is another one."""
 
     @property
     def is_exact(self) -> bool:
@@ -172,7 +172,7 @@ def _decided(before: SourceTable, table: SourceTable) -> Mapping[Identity, _Deci
 def _shown(
     table: SourceTable, name: str, pattern: _Pattern | None, decided: _Decided | None
 ) -> str | None:
-    """The name by which readers know a column; None: it is left out."""
+    """Return the name of a column that readers see; None: it is left out."""
     takes = pattern is not None and pattern.takes
     shown = (pattern.shown if pattern is not None else "") or name
     if decided is None:

@@ -1,5 +1,5 @@
-"""The findings of `tidemark cli doctor`: what is slow, stuck or about to fail, stage by stage, and
-what to do about it. Pure.
+"""Findings of `tidemark cli doctor`: what is slow, stuck or about to fail at each stage, and the
+remedy. Pure.
 
 A row passes the source, the sorter and the lake job before the checkpoint moves over it. Each stage
 has a timestamp up to which it is done, so the stage that is to blame is the first one that is far
@@ -175,7 +175,7 @@ def diagnose_captures(captures: Sequence[Document]) -> Iterator[Finding]:
 
 
 def diagnose_gc(explained: Document) -> Iterator[Finding]:
-    """The findings about what keeps garbage collection from going on.
+    """Return findings about the blockers of garbage collection.
 
     Args:
         explained: what `gc explain --json` shows.

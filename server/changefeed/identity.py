@@ -27,7 +27,9 @@ def fields(table: SourceTable) -> dict[str, pa.Field]:
 
 
 def by_identity(table: SourceTable, other: SourceTable) -> dict[Identity, pa.Field]:
-    """The columns of `table` by what they are known by in `other`, which it was, or will be."""
+    """Return the columns of `table`, keyed by their identity in `other`, an earlier or later form
+    of the table.
+    """
     columns: dict[Identity, pa.Field] = {}
     for name, column in fields(table).items():
         number = (column.metadata or {}).get(COLUMN_ID)

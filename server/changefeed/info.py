@@ -1,4 +1,4 @@
-"""A changefeed as the metadata holds it: what to replicate, from when, in which state. Pure.
+"""A changefeed's record in the metadata: what to replicate, from when, in which state. Pure.
 
 `info` changes only by the owner's API and on errors; `status` (the checkpoint) changes all the
 time, so they are two records. Source: TiCDC's ChangeFeedInfo and ChangeFeedStatus, the members that
@@ -326,7 +326,9 @@ class ChangefeedInfo:
 
 
 def _with_types(info: ChangefeedInfo) -> ChangefeedInfo:
-    """Refuse with TypeError what would fail later, where it is not known whose record it is."""
+    """Raise TypeError for values of wrong types, which would fail later where the record is not
+    known.
+    """
     texts = (info.id, info.sink_uri, info.source_uri, info.create_time, info.zero_dates)
     salt = (info.salt_file, info.salt_check)
     numbers = (info.start_ts, info.target_ts)
@@ -392,7 +394,7 @@ def _unreadable(changefeed: str, reason: str) -> CorruptError:
 
 
 def check_id(changefeed: str) -> None:
-    """Refuse what cannot be part of a key or a path.
+    """Refuse an id that cannot be part of a key or a path.
 
     Raises:
         ChangefeedIdInvalidError: with the rule.
@@ -422,8 +424,8 @@ def keeps_changes(sink_uri: str) -> bool:
 
 
 def check_sink_uri(sink_uri: str) -> None:
-    """Refuse what no reader could take as its target, what holds a password,
-    and directories of the system.
+    """Refuse a URI that no reader could use as its target, one with a password, and directories of
+    the system.
 
     Raises:
         SinkUriError: with what to write instead.

@@ -103,8 +103,8 @@ def source(changefeed: str) -> bytes:
 
 
 def drainer(changefeed: str) -> bytes:
-    """The key by which TiDB's pumps know a changefeed that reads them: an entry beside Drainer's,
-    as long as the changefeed exists.
+    """The key under which TiDB's pumps find a changefeed that reads them: an entry beside
+    Drainer's, while the changefeed exists.
     """
     return DRAINERS + b"tidemark-" + changefeed.encode()
 

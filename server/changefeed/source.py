@@ -114,7 +114,7 @@ def find_kind(scheme: str) -> SourceKind:
 
 
 def load(entry_point: str) -> Any:
-    """Import what `module:name` names."""
+    """Import the object that `module:name` names."""
     module, _, name = entry_point.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -130,9 +130,7 @@ class Check:
 
     name: str
     state: str
-    """A failure would make a target wrong or a changefeed stop; a warning is what an operator
-    should know.
-    """
+    """A failure would make a target wrong or stop a changefeed; a warning is for the operator."""
     found: str
     why: str = ""
     fix: str = ""

@@ -82,7 +82,7 @@ class TableRecord:
 
     @property
     def renamed(self) -> Mapping[str, str]:
-        """The names by which readers know columns of it that have others upstream.
+        """Return the names that readers see for columns that have other names upstream.
 
         A member that is ours, too.
         """
@@ -256,7 +256,7 @@ class SourceTable:
     span: Span
     mounter: TableMounter
     reread_ts: int = 0
-    """The DDL behind which the source tells all rows of this span anew; 0: there is none."""
+    """The DDL behind which the source delivers all rows of this span again; 0: there is none."""
 
     @property
     def name(self) -> str:
@@ -280,7 +280,7 @@ class SourceTable:
 
 
 def taken(record: TableRecord, whole: TableMounter) -> TableMounter:
-    """The mounter of what is taken of a table, made of the one of all of it."""
+    """Return the mounter of the taken columns, made from the mounter of the whole table."""
     mounter: TableMounter = whole
     if record.selected is not None or record.masked:
         mounter = SelectedMounter(whole, record.selected, record.renamed, record.masks)

@@ -13,8 +13,8 @@ _PARTS: Final = re.compile(
 
 
 def parts_of(text: str) -> tuple[str, str] | None:
-    """Which tables a rule is about, and what it says of them; None: it has not that form, or begins
-    with `!`, as it would leave a table out.
+    """Return the tables that a rule is about and the rest of its text; None: it does not have that
+    form, or begins with `!`.
     """
     match = _PARTS.fullmatch(text)
     if match is None or match[1].strip().startswith("!"):

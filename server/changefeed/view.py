@@ -415,7 +415,7 @@ def _has_lake(sink_uri: str) -> bool:
 
 
 def table_status(table: pb.TableStatus) -> dict[str, Any]:
-    """One table of a changefeed; what is nothing, or not known, is left out."""
+    """Describe one table of a changefeed; empty and unknown values are left out."""
     shown = {
         "table": table.name,
         "table_id": table.table_id,

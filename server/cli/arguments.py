@@ -1,5 +1,5 @@
-"""The parser of every command, and what flags of several commands share: numbers, times,
-and the yes before something that cannot be undone.
+"""The parser of all commands, and what flags of several commands share: numbers, times, and the
+confirmation before irreversible changes.
 
 `Parser` is argparse's, which also names the nearest verb or flag. A number that is none, or does
 not fit where it is sent, is wrong usage. Where nobody can be asked, the answer is no.
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # argparse has overloads for other namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Refuse what is unknown here, where the flags of the verb are known."""
+        """Refuse unknown arguments here, where the flags of the verb are known."""
         self._given = list(sys.argv[1:] if args is None else args)
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong in one line, and where all flags are shown; status 2."""
+        """Print the fault in one line, and where to find all flags; exit status 2."""
         wrong = _CHOICES.search(message)
         if wrong:
             # newer Pythons leave out the quotes

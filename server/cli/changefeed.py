@@ -65,7 +65,7 @@ _MOVE_S = 660.0
 _MOVE_SHOWN_S = 3.0
 _NOW = "now"
 _CONFIRMED = ("pause", "resume", "update", "add-reader", "remove-reader", "remove")
-"""Verbs that change something, and say in short what."""
+"""Verbs that change something and confirm it in short."""
 
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
@@ -444,7 +444,7 @@ async def add_reader(remote: Remote, arguments: argparse.Namespace) -> Output:
 
 
 async def remove_reader(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Hold nothing for a reader any more; what it has not taken may be gone for good."""
+    """Stop keeping history for a reader; changes that it has not taken may be gone for good."""
     if not arguments.yes:
         confirm(
             f"Remove reader {arguments.reader} of {arguments.changefeed_id}? Changes that it has "
@@ -459,7 +459,9 @@ async def remove_reader(remote: Remote, arguments: argparse.Namespace) -> Output
 
 
 async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Pull again; overwriting the checkpoint skips or repeats rows, so it is asked for."""
+    """Start pulling again; overwriting the checkpoint skips or repeats rows, so it must be
+    confirmed.
+    """
     overwrite_ts: int | str | None = arguments.overwrite_checkpoint_ts
     if overwrite_ts is not None and not arguments.yes:
         confirm(

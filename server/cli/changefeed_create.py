@@ -372,7 +372,7 @@ def _checked(
 
 
 def _reasons(document: dict[str, Any]) -> Iterator[str]:
-    """Why each table is what it is, in lines."""
+    """Explain each table's treatment, in lines."""
     for each in document["eligible_tables"]:
         masks, renamed = each.get("masks", {}), each.get("renamed_from", {})
         yield f"\n{_names(each)}"
@@ -392,7 +392,7 @@ def _reasons(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _names(eligible: dict[str, Any]) -> str:
-    """A table, and what it is called in the target."""
+    """Return a table's name, and its name in the target."""
     name, target = eligible["table"], eligible.get("target")
     return f"{name} → {target}" if target else name
 

@@ -234,7 +234,7 @@ def ts_or_query(text: str) -> int | str:
 
 
 async def show_tso(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """A timestamp and what it says; only `query` asks the coordinator."""
+    """Show a timestamp and its parts; only `query` calls the coordinator."""
     ts = arguments.ts
     if ts == _QUERY:
         async with remote.coordinator() as pd:

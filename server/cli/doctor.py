@@ -1,4 +1,4 @@
-"""`tidemark cli doctor`: one page that says what is slow or stuck, and what to do.
+"""`tidemark cli doctor`: one page about what is slow or stuck, with remedies.
 
 It asks captures and coordinators, and changes nothing. What does not answer is a finding, too. The
 exit status is 1 if something needs somebody to act.
@@ -49,7 +49,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 
 async def examine(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Look at everything that can be asked, and say what was found, the worst first.
+    """Examine the whole cluster and show the findings, the worst first.
 
     Raises:
         CaptureUnavailableError, RemoteError: `-c` names a changefeed that cannot be asked about.
@@ -75,7 +75,7 @@ async def examine(remote: Remote, arguments: argparse.Namespace) -> Output:
 
 
 async def _now_ms(remote: Remote, findings: list[Finding]) -> int:
-    """The present by the coordinator's clock; by ours where no coordinator answers."""
+    """Return the present by the coordinator's clock, or by ours where no coordinator answers."""
 
     async def tso() -> int:
         async with remote.coordinator() as pd:

@@ -244,7 +244,7 @@ def _next_run(state: GCState) -> str:
 
 
 async def _live_round(remote: Remote) -> gc_pb2.GCRound | None:
-    """The leader's newest round as it is right now; None if it cannot be asked."""
+    """Return the present state of the leader's newest round; None if the leader does not answer."""
     try:
         async with remote.gc_leader() as leader:
             answer = await leader.GetGCStatus(gc_pb2.GetGCStatusRequest(), timeout=_LIVE_S)
@@ -265,7 +265,7 @@ def setting(text: str) -> tuple[str, str]:
 
 
 async def get_config(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """The variables asked for, or all of them.
+    """Show the named variables, or all of them.
 
     Raises:
         GCConfigError: there is none of that name.

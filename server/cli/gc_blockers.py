@@ -1,4 +1,4 @@
-"""Shows what holds GC back: `tidemark cli gc explain`, `service-gc-safepoint [delete ID]` and
+"""Shows the blockers of GC: `tidemark cli gc explain`, `service-gc-safepoint [delete ID]` and
 `gc-state keyspace ID|all`.
 
 `gc explain` follows each blocker down to the cause: until when it holds GC, and the command that
@@ -231,7 +231,7 @@ async def list_services(remote: Remote, _: argparse.Namespace) -> Output:
 
 
 async def delete_service(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Delete one, or with --dry-run say what GC would wait for then."""
+    """Delete a service safepoint, or with --dry-run show what GC would wait for then."""
     service_id: str = arguments.service_id
     if service_id == "gc_worker":
         raise ServiceFixedError(
@@ -337,7 +337,7 @@ def _with_time(ts: int) -> str:
 
 
 async def show_keyspace(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """One keyspace: what was asked for, and whose state holds for it."""
+    """Show the GC state of one keyspace, and the keyspace whose state applies to it."""
     keyspace: int = arguments.keyspace_id
     async with remote.leader() as (pd, channel):
         request = pdpb.GetGCStateRequest(

@@ -1,4 +1,4 @@
-"""`tidemark cli gc ranges`: what dropped tables left, waiting or destroyed;
+"""`tidemark cli gc ranges`: the key ranges of dropped tables, waiting or destroyed;
 mysql.gc_delete_range and …_done.
 
 `gc ranges add` registers more of them: by flags, or from rows as `mysql -N` prints those of
@@ -187,7 +187,9 @@ def _given(arguments: argparse.Namespace) -> list[DeleteRange]:
 
 
 def _check_table(new: DeleteRange) -> None:
-    """Refuse what is no table's or index's: a wrong key could destroy the cluster's schemas."""
+    """Refuse a range that is not of a table or index: a wrong key could destroy the cluster's
+    schemas.
+    """
     if not (
         new.start_key.startswith(_TABLE)
         and new.end_key.startswith(_TABLE)

@@ -195,7 +195,8 @@ def _call(command: str, argv: list[str]) -> int:
 
 
 def _check_installed(command: str) -> None:
-    """Miss what a command needs before it starts anything: `play` would run for a minute first.
+    """Check for the packages that a command needs before it starts anything; `play` would run for a
+    minute first.
 
     Raises:
         NotInstalledError: a module is not there.
@@ -206,7 +207,7 @@ def _check_installed(command: str) -> None:
 
 
 def _not_installed(err: ModuleNotFoundError) -> NotInstalledError:
-    """The same for what a command missed on its way.
+    """Return the error for a package that turned out to be missing.
 
     Raises:
         ModuleNotFoundError: `err`, a defect: no extra has that module.

@@ -1,4 +1,4 @@
-"""`tidemark cli metadata backup|restore`: what the cluster knows of its changefeeds, as a file.
+"""`tidemark cli metadata backup|restore`: the metadata of the changefeeds as a file.
 
 A backup has the records of changefeeds, their checkpoints, schema histories and positions in logs,
 of one moment. It is restored into metadata that have none of these records, while no capture owns

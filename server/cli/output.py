@@ -56,8 +56,8 @@ class Output:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A protobuf message with all its members, numbers as numbers;
-    what is unset and could be told so is None.
+    """Return a protobuf message with all its members, numbers as numbers; unset optional members
+    are None.
     """
     return {field.name: _member_of(message, field) for field in message.DESCRIPTOR.fields}
 
@@ -154,7 +154,7 @@ def _lines(value: Any, indent: str) -> list[str]:
 
 
 def add_verbose(verb: argparse.ArgumentParser) -> None:
-    """Add the flag of verbs that say in short what they did."""
+    """Add the flag of verbs that confirm a change in short."""
     verb.add_argument(
         "--verbose", action="store_true", help="print all fields, as `query` and -o json do"
     )
@@ -182,7 +182,9 @@ def add_watch(verb: argparse.ArgumentParser) -> None:
 async def shown_again(
     every_s: float, ask: Callable[[], Awaitable[Output]], show: Callable[[Output], None]
 ) -> None:
-    """Until cancelled; a terminal shows the newest output only. Raises what `ask` raises."""
+    """Show the output again and again until cancelled; a terminal shows the newest only. Raises
+    what `ask` raises.
+    """
     while True:
         output = await ask()
         if sys.stdout.isatty():

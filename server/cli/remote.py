@@ -1,4 +1,4 @@
-"""The cluster that a `tidemark cli` command talks to, and what a failed call tells the user.
+"""The cluster that a `tidemark cli` command calls, and the errors of failed calls.
 
 A `Remote` knows addresses; it connects for the block of one `async with`, to a capture, to the
 coordinator that leads, to the metadata, or to the GC worker that leads.
@@ -43,7 +43,7 @@ class GCLeaderUnavailableError(UnavailableError):
 
 
 class NotServedError(InvalidError):
-    """The daemon does not know the call: it is a real PD, or of another version."""
+    """The daemon does not have the call: it is a real PD, or another version."""
 
     code = "ErrNotServed"
 
@@ -161,7 +161,7 @@ class Remote:
 
 
 def add_gc_worker_address(verb: argparse.ArgumentParser) -> None:
-    """Add the flag for those who know better where the GC leader is."""
+    """Add the flag that gives the GC leader's address."""
     verb.add_argument(
         "--gc-worker",
         default="",

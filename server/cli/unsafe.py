@@ -1,4 +1,4 @@
-"""`tidemark cli unsafe`: what reaches past the daemons.
+"""`tidemark cli unsafe`: operations that bypass the daemons.
 
 `resolve-lock` ends a transaction that holds changefeeds or GC back, alive or not. `show-metadata`
 shows Tidemark's records in etcd or PD, key by key, as `cdc cli` does; it only reads.

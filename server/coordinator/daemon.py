@@ -213,8 +213,8 @@ class _Coordinator:
                     yield bound
 
     def _not_ready(self) -> str:
-        """A coordinator is ready when it leads, or knows who does;
-        what it says is read by `/readyz`.
+        """Return why a coordinator is not ready, for `/readyz`: it is ready when it leads or knows
+        the leader.
         """
         leader = self._members.leader
         has_leader = leader is not None and leader.client_urls
@@ -273,8 +273,8 @@ async def _stop_with(leadership: Leadership) -> None:
 async def _cluster_id(
     meta: Meta, configured: int, endpoints: Sequence[str], security: SecurityConfig
 ) -> int:
-    """The cluster's id, as soon as a metadata server answers;
-    until then the log says who answers instead.
+    """Wait for the cluster's id from a metadata server; meanwhile log the errors of those that do
+    not give it.
     """
     while True:
         try:

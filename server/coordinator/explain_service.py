@@ -42,20 +42,22 @@ _CONCURRENT_CAPTURES = 16
 
 
 class ExplainBusyError(UnavailableError):
-    """Too many explanations are asked for, or the metadata is too slow."""
+    """There are too many explanations at once, or the metadata is too slow."""
 
     code = "ErrExplainUnavailable"
 
 
 class ExplainRequestError(InvalidError):
-    """The request asks for too much."""
+    """The request exceeds a limit."""
 
     code = "ErrAPIInvalidParam"
 
 
 @dataclass(slots=True)
 class CaptureAnswers:
-    """The captures, and by changefeed who runs it and how far its tables are."""
+    """The answers of the captures: for each changefeed its capture and the progress of
+    its tables.
+    """
 
     captures: list[Capture] = field(default_factory=list)
     running: dict[str, tuple[str, tuple[Table, ...]]] = field(default_factory=dict)

@@ -195,7 +195,7 @@ class GcV2Service:
     async def UpdateGCSafePointV2(
         self, request: pdpb_pb2.UpdateGCSafePointV2Request
     ) -> pdpb_pb2.UpdateGCSafePointV2Response:
-        """Move it; answers what holds."""
+        """Advance the safepoint; answers the one in force."""
         check_names_no_service(request, "UpdateServiceSafePointV2")
         new_safe_point = await self._safe_points.update_gc_safe_point(
             request.safe_point, request.keyspace_id
@@ -282,7 +282,7 @@ class GcStateService:
     async def AdvanceTxnSafePoint(
         self, request: pdpb_pb2.AdvanceTxnSafePointRequest
     ) -> pdpb_pb2.AdvanceTxnSafePointResponse:
-        """Move the txn safe point as far as nothing blocks it; the answer names what does."""
+        """Advance the txn safe point as far as nothing blocks it; the answer names the blocker."""
         advance = await self._safe_points.advance_txn_safe_point(scope_of(request), request.target)
         return pdpb_pb2.AdvanceTxnSafePointResponse(
             old_txn_safe_point=advance.old,
@@ -293,7 +293,7 @@ class GcStateService:
     async def AdvanceGCSafePoint(
         self, request: pdpb_pb2.AdvanceGCSafePointRequest
     ) -> pdpb_pb2.AdvanceGCSafePointResponse:
-        """Move g; stores collect what is older from now on."""
+        """Advance the GC safe point; stores collect older versions from now on."""
         old = await self._safe_points.advance_gc_safe_point(scope_of(request), request.target)
         return pdpb_pb2.AdvanceGCSafePointResponse(
             old_gc_safe_point=old, new_gc_safe_point=request.target
@@ -348,7 +348,7 @@ class GcBarrierService:
     async def DeleteGCBarrier(
         self, request: pdpb_pb2.DeleteGCBarrierRequest
     ) -> pdpb_pb2.DeleteGCBarrierResponse:
-        """Remove; the answer has what it was, nothing if there was none."""
+        """Remove a barrier; the answer has the removed one, or none."""
         barrier = await self._safe_points.delete_barrier(scope_of(request), request.barrier_id)
         info = barrier_info(barrier, self._safe_points) if barrier else None
         return pdpb_pb2.DeleteGCBarrierResponse(deleted_barrier_info=info)

@@ -40,7 +40,8 @@ class Headers:
         self.ok = pdpb_pb2.ResponseHeader(cluster_id=cluster_id)
 
     def check(self, header: pdpb_pb2.RequestHeader) -> None:
-        """Check one message of a call: memory answers only while nobody else can lead.
+        """Check one message of a call: answers from memory are valid only while no other
+        coordinator can lead.
 
         Raises:
             NotLeaderError: another coordinator may lead.

@@ -53,9 +53,7 @@ class HttpApi:
         return self._answer(self._led(listed))
 
     def delete_safe_point(self, request: Request) -> Answer:
-        """Remove one; as in PD nothing is asked and nothing is checked,
-        so its history may be lost.
-        """
+        """Remove one; as in PD without any check, so the history that it protected may be lost."""
 
         async def deleted(term: LeaderTerm) -> str:
             # Interrupted when the leadership ends: the HTTP thread must not wait for an etcd that

@@ -119,7 +119,7 @@ def check_bytes(method: str, request: bytes) -> None:
 
 
 def check_keys(keys: Iterable[bytes]) -> None:
-    """Raises: OwnKeysError: one of the keys is ours."""
+    """Refuse requests for keys that Tidemark keeps for itself. Raises OwnKeysError."""
     for key in keys:
         check_request(rpc_pb2.DeleteRangeRequest(key=key))
 

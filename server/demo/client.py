@@ -1,5 +1,5 @@
-"""The bank's way to the store: `tikv-client`, which nobody here wrote,
-or our own client where its wheels do not exist.
+"""The bank's client of the store: `tikv-client`, an independent implementation, or our own where it
+has no wheels.
 
 Both raise `ConflictError` for whatever a bank would answer by trying again: conflicts, expired
 locks, lost connections. A commit that raised it may still have happened (the answer was lost); the
@@ -30,7 +30,7 @@ class TransactionFailedError(ConflictError):
 
 
 class ClientMissingError(InvalidError):
-    """The asked-for client cannot be imported."""
+    """The requested client cannot be imported."""
 
     code = "ErrClientMissing"
 

@@ -1,4 +1,4 @@
-"""The demo's processes: its cluster, which is one `tidemark up`, and what else runs for a block.
+"""The demo's processes: its cluster, which is one `tidemark up`, and further ones.
 
 The cluster can be killed and started again on the same addresses. All processes print lines of JSON
 and log to files. Their standard input is a pipe of the demo's: it closes when the demo dies,
@@ -97,8 +97,8 @@ class Cluster:
 
 
 async def spawn(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> Process:
-    """`python -m module …` in a session of its own (Ctrl-C is ours alone);
-    its standard input closes when we die.
+    """Run `python -m module …` in its own session, so that Ctrl-C reaches only this process; its
+    standard input closes when this process ends.
     """
     command = (sys.executable, "-m", module, *arguments)
     return await asyncio.create_subprocess_exec(

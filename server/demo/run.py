@@ -215,8 +215,8 @@ class DemoRun:
         return proof
 
     async def _open(self) -> None:
-        """Open the accounts and let a few transfers reach the lake:
-        a cold JVM's first cuts say little.
+        """Open the accounts and let a few transfers reach the lake, since a cold JVM's first cuts
+        are slow.
         """
         async with connect(
             self._config.client_kind, self._cluster.endpoints["coordinator"]

@@ -39,7 +39,7 @@ class Tally:
 
 
 class Teller:
-    """One sequence of transfers, deterministic for a seed but for what other tellers do to the same
+    """A sequence of transfers that a seed determines, except for other tellers' changes of the same
     accounts.
     """
 
@@ -126,7 +126,7 @@ class Teller:
 
 
 async def _release(transaction: Transaction) -> None:
-    """Roll back what can still be rolled back; locks that stay are resolved by whoever meets
+    """Roll back as far as possible; remaining locks are resolved by the transactions that meet
     them.
     """
     try:

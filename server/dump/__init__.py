@@ -1,3 +1,3 @@
-"""Copying what tables already hold into a running changefeed, chunk by chunk,
-while its log goes on.
+"""Copies the existing rows of tables into a running changefeed, chunk by chunk, while its log goes
+on.
 """

@@ -159,8 +159,8 @@ class Job:
 
 
 class DumpRecords:
-    """The records of one changefeed's dump; every call raises `MetaUnavailableError` when nobody
-    answers.
+    """The records of one changefeed's dump; every call raises `MetaUnavailableError` if the
+    metadata does not answer.
     """
 
     def __init__(self, meta: Meta, changefeed: str) -> None:
@@ -202,7 +202,7 @@ class DumpRecords:
         )
 
     async def put_tables(self, tables: Iterable[TableProgress]) -> None:
-        """Keep what is durable. Durable when it returns."""
+        """Save the durable progress. Durable when it returns."""
         texts = [
             (each.table_id, json.dumps(each.to_doc(), separators=(",", ":"))) for each in tables
         ]
@@ -251,7 +251,7 @@ class ProgressSaver:
         self._written: dict[int, TableProgress] = {}
         self._measured: dict[int, tuple[int, float]] = {}
         self._settling = asyncio.Lock()
-        """Held while something is written: what is older is never written over what is newer."""
+        """Held while something is written, so that older progress never overwrites newer."""
 
     def begin(self, durable: Mapping[int, TableProgress]) -> None:
         """A job is taken up, of which this is in the metadata."""
@@ -260,7 +260,9 @@ class ProgressSaver:
         self._count_failed()
 
     async def run(self) -> None:
-        """Write what has become durable, until cancelled; as long as nobody answers, later."""
+        """Save progress that has become durable, until cancelled; tries again later if the metadata
+        does not answer.
+        """
         try:
             while True:
                 await asyncio.sleep(_SETTLE_S)

@@ -46,13 +46,13 @@ class DumpNotFoundError(NotFoundError):
 
 
 class DumpInvalidError(InvalidError):
-    """The dump cannot be as it is asked for."""
+    """The dump cannot be made as requested."""
 
     code = "ErrDumpInvalid"
 
 
 class DumpUnsupportedError(InvalidError):
-    """This way of replicating cannot be dumped as it is asked for."""
+    """Changefeeds of this kind cannot be dumped as requested."""
 
     code = "ErrDumpUnsupported"
 
@@ -147,7 +147,7 @@ class DumpScope:
         return {name: each for name, each in (missing | left_out).items() if name not in listed}
 
     def gone(self, job: Job) -> frozenset[str]:
-        """Tables that the job asks for by name, and that are dropped or renamed."""
+        """Return the tables that the job names and that were dropped or renamed."""
         return frozenset(
             name
             for name in _exact(job.tables)
@@ -160,8 +160,8 @@ def _exact(patterns: Iterable[str]) -> Iterable[str]:
 
 
 def _stop_reason(info: ChangefeedInfo) -> str:
-    """Why it does not run, and what helps: a resume alone does not where the error would come
-    again.
+    """Return why it does not run, and the remedy: resuming alone does not help against an error
+    that would return.
     """
     if info.state is State.STOPPED:
         return (
@@ -240,7 +240,7 @@ class DumpService:
     async def ResumeDump(
         self, request: pb.ResumeDumpRequest, context: Context
     ) -> pb.ResumeDumpResponse:
-        """Go on, and try again what has failed."""
+        """Continue, and try failed tables again."""
         del context
         _, records, job = await self._existing(request.changefeed_id)
         await records.put_job(job, replace(job, state=RUNNING, attempt=job.attempt + 1))
@@ -313,7 +313,9 @@ class DumpService:
         }
 
     async def _with_rereads(self, records: DumpRecords, before: Job, job: Job) -> Job:
-        """A new job also reads what the one before was to read again, if cuts still wait for it."""
+        """Add to a new job the tables that the previous one was to read again, if cuts still wait
+        for them.
+        """
         checkpoint_ts = await records.checkpoint_ts()
         since_ts = {name: ts for name, ts in before.since_ts.items() if ts >= checkpoint_ts}
         if not since_ts:

@@ -1,5 +1,5 @@
-"""A dump's progress as its status tells it: of each table and of all, in shares,
-and when it will be done. Pure.
+"""A dump's progress as its status shows it: per table and in total, as shares, with the estimated
+end. Pure.
 
 Shares are of the rows that are durable at the target. What has failed or was dropped is in no sum:
 it would hold the share of all below 100 for ever, or make the rest look further than it is.
@@ -75,8 +75,8 @@ def table_messages(
     tables: Sequence[TableProgress],
     others: Mapping[str, tuple[str, str]],
 ) -> list[pb.DumpStatus]:
-    """Table by table, by name; `others` are asked for, but nothing is read of them:
-    their state, and why.
+    """Return the tables' status by name; `others` are requested but not read: their state, with the
+    reason.
     """
     foremost = max(
         (job.priority_of(each.name) for each in tables if not each.state.is_over), default=0

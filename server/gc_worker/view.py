@@ -1,5 +1,4 @@
-"""GC's records in the metadata store, what people are shown of them,
-and the same as messages of tidemarkpb.v1.
+"""GC's records in the metadata, and their messages of tidemarkpb.v1.
 
 The metadata store, etcd or PD, answers whether or not a worker runs, so the command line needs
 none.
@@ -143,7 +142,7 @@ def leader_message(leader: Leader, me: str) -> gc_pb2.GCLeader:
 
 
 def round_message(gc_round: Round, now_ms: int) -> gc_pb2.GCRound:
-    """A round; how long it will still take is told as of `now_ms`."""
+    """Describe a round, with its remaining time as of `now_ms`."""
     return gc_pb2.GCRound(
         id=gc_round.id,
         worker=gc_round.worker,

@@ -182,7 +182,7 @@ def _program(name: str) -> str:
 
 
 def _as_user() -> tuple[str, ...]:
-    """MariaDB runs as root only if it is told to."""
+    """The flag that MariaDB needs when it runs as root."""
     return ("--user=root",) if os.getuid() == 0 else ()
 
 

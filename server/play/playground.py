@@ -1,5 +1,5 @@
-"""The playground from end to end: MariaDB, all daemons, a changefeed with its first copy, what to
-try then, and a Spark SQL shell that knows the lake's tables.
+"""The playground from end to end: MariaDB, all daemons, a changefeed with its first copy, commands
+to try, and a Spark SQL shell over the lake's tables.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class PlayConfig:
 
 
 class Progress:
-    """Prints one line a second: what goes on."""
+    """Prints a line of progress each second."""
 
     def __init__(self, now: str) -> None:
         self.now = now
@@ -117,7 +117,7 @@ class Progress:
 
 
 async def play(config: PlayConfig) -> None:
-    """Start everything, say what to try when the lake has the shop, and go on until cancelled.
+    """Start everything, print commands to try once the lake has the shop, and run until cancelled.
 
     Raises:
         JavaMissingError: there is no Java.

@@ -61,7 +61,7 @@ class Rows(Protocol):
 
     @property
     def executor(self) -> Executor:
-        """A few threads of this changefeed alone: what blocks in them delays no other
+        """A few threads of this changefeed alone, so that blocking work delays no other
         changefeed.
         """
         ...

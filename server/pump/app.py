@@ -113,7 +113,7 @@ class PumpConfig:
 
 
 class ClusterMismatchError(InvalidError):
-    """The coordinator is not the one of the cluster this pump was told to serve."""
+    """The coordinator is of another cluster than the configured one."""
 
     code = "ErrClusterMismatch"
 

@@ -91,7 +91,7 @@ _TIDB_SIZE = Gauge(
 
 
 def count_group(seconds: float, binlogs: int, size: int) -> None:
-    """Count what was written together; `size` in bytes."""
+    """Count a group of binlogs; `size` in bytes."""
     WRITE_SECONDS.observe(seconds)
     WRITTEN.inc(binlogs)
     WRITTEN_BYTES.inc(size)

@@ -215,7 +215,7 @@ class PumpLifecycle:
         return self._node.state
 
     async def run(self) -> None:
-        """Leave when asked to; then the daemon ends."""
+        """Leave the cluster on request; then the daemon ends."""
         await self._leaving.wait()
         _log.info("pump is leaving", state=self._node.state)
         self._node.leaves_as = (

@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 class OutcomeUnknownError(UnavailableError):
-    """The store cannot say now what became of a transaction."""
+    """The store cannot say now whether a transaction was committed."""
 
     code = "ErrOutcomeUnknown"
 

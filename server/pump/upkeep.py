@@ -1,5 +1,5 @@
-"""The pump's background tasks: heartbeat binlogs when nobody writes, GC of what is older than the
-retention, a look at the index, at the age of segments and at the space left on disk.
+"""The pump's background tasks: heartbeat binlogs when there are no writes, GC of what is older than
+the retention, checks of the index, of segments' age and of disk space.
 """
 
 import asyncio

@@ -162,7 +162,7 @@ class Access(Protocol):
         ...
 
     def state(self) -> tuple[int, ...]:
-        """While it is the same, `client` gives what it gave."""
+        """A value that changes whenever `client` may answer otherwise."""
         ...
 
 
@@ -323,7 +323,7 @@ def _added(
     by_digest: dict[str, Client],
     by_name: dict[bytes, Client],
 ) -> list[str]:
-    """Put the client where it is found; what is wrong with that."""
+    """Add a client to the list; returns the faults of its entry."""
     if "token-sha256" in entry:
         first = by_digest.setdefault(entry["token-sha256"], client)
     else:

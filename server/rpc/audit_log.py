@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 def set_client(name: str) -> None:
-    """Note who makes the call that this task answers."""
+    """Note the client of the call that this task answers."""
     _client_name.set(name)
 
 

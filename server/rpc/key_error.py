@@ -62,9 +62,7 @@ class TxnNotFoundError(NotFoundError):
 
 
 class PrimaryMismatchError(ConflictError):
-    """The key asked for the transaction's fate is not its primary:
-    the lock that named it was left behind.
-    """
+    """The key asked about the transaction is not its primary: the lock that named it is stale."""
 
     code = "ErrPrimaryMismatch"
 

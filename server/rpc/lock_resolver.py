@@ -1,5 +1,5 @@
-"""Resolves the locks of transactions whose client may be dead: asks the primary, then commits or
-rolls back what the transaction left.
+"""Resolves the locks of transactions whose client may be dead: asks the primary lock, then commits
+or rolls back the others.
 
 The primary decides alone, except for async commit, where the transaction is committed once every
 secondary is locked. Source: Percolator (Peng and Dabek, OSDI 2010) §2.2; TiKV's async commit

@@ -34,7 +34,7 @@ class NoAddressError(InvalidError):
 
 
 class NoLeaderError(UnavailableError):
-    """No coordinator that answers knows who leads."""
+    """No coordinator that answers knows the leader."""
 
     code = "ErrNoLeader"
 
@@ -85,7 +85,9 @@ class Members:
         return self._leader
 
     def forget_leader(self, leader: "PDAsyncStub | None") -> None:
-        """Ask anew before the next call, unless that happened since `leader` was asked for."""
+        """Look for the leader again before the next call, unless that happened since `leader` was
+        called.
+        """
         # Of a hundred calls that fail with the old leader, the first one asks anew; the others must
         # not undo its answer.
         if leader is not None and self._stubs.get(self._leader) is leader:

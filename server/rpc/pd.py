@@ -1,4 +1,4 @@
-"""The client of the coordinators, ours or a real PD's: cluster, TSO, regions, stores, safepoints.
+"""The client of coordinators, Tidemark's or PD's: cluster, TSO, regions, stores, safepoints.
 
 Calls go to the leader. One that meets an absent coordinator, or one that does not lead, is repeated
 with back-off, at the leader of that time, until `_CALL_SECONDS` are over; keys are
@@ -258,8 +258,8 @@ class PdClient:
     async def update_service_gc_safe_point(
         self, service_id: str, ttl_s: int, safe_point: int
     ) -> MinSafePoint:
-        """Keep what is newer than `safe_point` from GC for `ttl_s` seconds (<= 0:
-        no longer); durable when it returns.
+        """Protect history newer than `safe_point` from GC for `ttl_s` seconds (<= 0: no longer);
+        durable when it returns.
 
         Returns the service that holds GC back most; if its `safe_point` is greater than the asked
         one, nothing was stored and the history asked for may be gone.
@@ -273,7 +273,7 @@ class PdClient:
         )
 
     async def update_gc_safe_point(self, safe_point: int) -> int:
-        """Let stores collect what is older; never goes back.
+        """Set the ts below which stores may collect; never moves back.
 
         Returns the safe point that holds, durably.
         """

@@ -89,7 +89,7 @@ class RegionCache:
         return True
 
     def drop(self, region: metapb.Region) -> None:
-        """Forget everything this region overlaps, unless what is cached is newer than `region`."""
+        """Drop every cached region that overlaps this one, unless the cached one is newer."""
         first, last = self._overlapped(region)
         for index in reversed(range(first, last)):
             if not _newer(self._routes[index].region, region):

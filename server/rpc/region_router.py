@@ -230,7 +230,7 @@ class RegionRouter:
         return list(groups.values())
 
     def _corrected(self, route: RegionRoute, error: errorpb.Error) -> RegionError:
-        """Take from a region error what it teaches the cache."""
+        """Correct the cache by a region error."""
         if error.HasField("server_is_busy"):
             return RegionError(
                 f"the store is busy: {error.server_is_busy.reason}",

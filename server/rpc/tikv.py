@@ -1,4 +1,4 @@
-"""The client of transactional stores, ours or real TiKV: raw keys in, Percolator's answers out.
+"""The client of transactional stores, Tidemark's or TiKV: raw keys in, Percolator's answers out.
 
 Each call finds its regions, is repeated as `region_router` says, and turns key errors into
 exceptions. Locks are never resolved here: that is the business of the transaction client and of the
@@ -74,7 +74,7 @@ class KvClient:
     async def open(
         cls, pd: Placement, security: SecurityConfig | None = None, *, timeout_s: float = 20.0
     ) -> AsyncIterator["KvClient"]:
-        """A client for the block; connects when first asked.
+        """Yield a client for the block; it connects at its first call.
 
         An operation is given up after `timeout_s` seconds.
         """
@@ -212,8 +212,8 @@ class KvClient:
         raise_for(error for _, answer in answers for error in answer.errors)
 
     async def heartbeat(self, primary: bytes, start_version: int, lock_ttl_ms: int) -> int:
-        """Let the primary lock live for at least `lock_ttl_ms` from its start_ts;
-        returns what holds, in ms.
+        """Extend the primary lock's TTL to at least `lock_ttl_ms` from its start_ts; returns the
+        TTL in force, in ms.
 
         Raises:
             TxnNotFoundError: the lock is gone; somebody rolled the transaction back.
@@ -393,7 +393,8 @@ class KvClient:
     async def check_txn_status(
         self, request: kvrpcpb.CheckTxnStatusRequest
     ) -> kvrpcpb.CheckTxnStatusResponse:
-        """Ask the primary what became of the transaction; may roll it back, as the request says.
+        """Ask the primary for the transaction's status; may roll it back, if the request allows
+        that.
 
         Raises:
             TxnNotFoundError: there is nothing, and `rollback_if_not_exist` is not set.

@@ -59,7 +59,7 @@ class TransactionEndedError(ClosedError):
 
 
 class Snapshot:
-    """The store as of `ts`: every read sees exactly what was committed at or before it."""
+    """The store as of `ts`: reads see exactly what was committed at or before it."""
 
     def __init__(self, kv: KvClient, resolver: LockResolver, ts: int, *, timeout_s: float) -> None:
         self.ts = ts
@@ -221,8 +221,8 @@ class Transaction:
         return sorted(self._writes.over(dict(stored), own).items())[:limit]
 
     async def get_for_update(self, key: bytes) -> bytes | None:
-        """Lock `key` and return its newest value, own writes first:
-        a pessimistic read of what will be written.
+        """Lock `key` and return its newest value, own writes first: a pessimistic read before a
+        write.
 
         An optimistic one reads its snapshot, and fails at commit if the key has changed since.
 
@@ -413,7 +413,7 @@ class Heartbeats:
         self._transactions: dict[Transaction, None] = {}
 
     def add(self, transaction: Transaction) -> None:
-        """Do not let the transaction's locks expire."""
+        """Keep the transaction's locks from expiring."""
         self._transactions[transaction] = None
 
     def remove(self, transaction: Transaction) -> None:

@@ -94,7 +94,7 @@ class Auditor:
         self._began_s = self._ended_s = self._on_time_s = float("-inf")
 
     def take(self, line: dict[str, Any]) -> None:
-        """Note what a line of the job tells."""
+        """Note the progress in a line of the job."""
         if "end_ts" in line:
             self._cut_ts = int(line["end_ts"])
         elif "altered" in line:
@@ -230,7 +230,7 @@ class Auditor:
 
 
 class _Turn:
-    """One turn: what is compared, and what comes of it."""
+    """One turn: its picks and their results."""
 
     def __init__(self, changefeed: str, plan: AuditPlan, records: AuditRecords) -> None:
         self.progress = Progress()
@@ -269,7 +269,7 @@ class _Turn:
         self._plan.begin(table.name, column, extent, tables, now_s)
 
     async def compared(self, report: TableReport) -> None:
-        """Note what came out for a table."""
+        """Note the result for a table."""
         differs = _differs(report)
         all_equal = self._plan.compared(report.table, self._picks[report.table], equal=not differs)
         metrics.AUDIT_ROWS.labels(self._changefeed, report.table).inc(report.upstream_rows)

@@ -324,7 +324,7 @@ class Application:
                 await self._ask(process, {"changefeed": changefeed, "ended": True})
 
     async def kill(self) -> None:
-        """End it at once, with whatever it is at; the next job that asks starts another one."""
+        """Kill it at once; the next job that needs one starts another."""
         process, self._process = self._process, None
         if process is not None:
             kill_group(process)

@@ -89,7 +89,7 @@ _STEPS = ("latestOffset", "addBatch", "triggerExecution")
 
 
 def observe(changefeed: str, line: dict[str, Any]) -> None:
-    """Count a line of the job, whatever it tells of."""
+    """Count a line of the job."""
     if "end_ts" in line:
         observe_cut(changefeed, line)
     elif "replaced" in line:
@@ -102,7 +102,7 @@ def observe(changefeed: str, line: dict[str, Any]) -> None:
 
 
 def forget(changefeed: str) -> None:
-    """Show no lake of this changefeed any more; what was counted stays."""
+    """Remove the gauges of this changefeed's lake; counters stay."""
     for gauge in (
         CUT_TS,
         CUT_SECONDS,
@@ -127,7 +127,7 @@ def observe_progress(changefeed: str, progress: dict[str, Any]) -> None:
 
 
 def observe_maintenance(changefeed: str, figures: dict[str, Any]) -> None:
-    """Note what maintenance found."""
+    """Note the results of maintenance."""
     SMALL_FILE_RATIO.labels(changefeed).set(figures["small_file_ratio"])
     DELETED_ROW_RATIO.labels(changefeed).set(figures["deleted_row_ratio"])
     MAINTENANCE_SECONDS.labels(changefeed).observe(figures["seconds"])

@@ -45,7 +45,7 @@ class UnknownSettingError(InvalidError):
 
 
 class BadSizeError(InvalidError):
-    """A size that nobody can read."""
+    """The size cannot be parsed."""
 
     code = "ErrBadSize"
 
@@ -56,7 +56,7 @@ class OnlineConfig:
     def __init__(
         self, reader: Reader, group: GroupCommit, followers: Mapping[str, Callable[[int], None]]
     ) -> None:
-        """`followers` are called at once with what was set before this start."""
+        """`followers` are called at once with the settings that were stored before this start."""
         self._group = group
         self._followers = followers
         self._set = _stored(reader)

@@ -46,8 +46,8 @@ _COMPACT_SLICES = 128
 
 @dataclass(slots=True)
 class CollectorParts:
-    """The parts of the store that the collector uses; `scanners` has a thread of its own, so that a
-    compaction holds up nobody.
+    """The parts of the store that the collector uses; `scanners` has its own thread, so that a
+    compaction delays nothing else.
     """
 
     kv: KV
@@ -63,8 +63,8 @@ class CollectorParts:
 
 
 class Collector:
-    """Deletes what nobody can read any more; `walk` is its progress,
-    on disk before anything is deleted in its name.
+    """Deletes versions that no snapshot can read any more; `walk` is its progress, on disk before
+    any deletion that depends on it.
     """
 
     def __init__(self, parts: CollectorParts) -> None:
@@ -120,7 +120,7 @@ class Collector:
                     await self._in_turn(self._parts.kv.compact, first, last)
 
     async def _forget(self, lower: bytes, upper: bytes) -> None:
-        """Make the deletes durable, and forget what was known of the range."""
+        """Make the deletions durable, and drop the counts of the range."""
         parts = self._parts
         await asyncio.get_running_loop().run_in_executor(
             parts.scanners, self._mark_destroyed, lower, upper

@@ -87,7 +87,7 @@ class Handover:
     enabled: bool = True
 
     async def run(self) -> None:
-        """Deliver what is leaving and share what is empty, until cancelled."""
+        """Hand over leaving regions and share empty ones, until cancelled."""
         while True:
             try:
                 await self._deliver_all()

@@ -126,7 +126,7 @@ async def _has_lost(pd: PdClient, store_id: int) -> bool:
 
 
 def _without_regions(kv: KV, identity: Identity) -> Identity:
-    """Drop the regions; nobody was ever told of them, so nothing lies in them."""
+    """Drop the regions, which were never announced and so are empty."""
     _log.info("another store founded the cluster; joining without regions")
     batch = WriteBatch()
     batch.put(REGIONS_KEY, encode_regions([]))

@@ -45,7 +45,7 @@ def key_errors(err: MvccError) -> list[kvrpcpb.KeyError]:
 
 
 def key_error(err: MvccError) -> kvrpcpb.KeyError:
-    """One error as the protocol has it; what it has no field for is an abort with our text."""
+    """Encode an error; errors without a field of the protocol become an abort with our text."""
     if isinstance(err, errors.KeyErrorsError):
         return key_error(err.errors[0])
     field = _FIELDS.get(type(err))

@@ -72,7 +72,7 @@ class ByteRate:
         self._changed = asyncio.Event()
 
     def limit(self, bytes_per_s: int) -> None:
-        """Go on at another rate; what was taken before is forgotten, who waits goes on."""
+        """Change the rate; earlier use no longer counts, and waiting readers continue."""
         self.bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
         self._changed.set()

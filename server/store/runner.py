@@ -112,7 +112,7 @@ class TimestampCheck:
         self._asking = asyncio.Lock()
 
     async def reach(self, ts: int) -> None:
-        """Learn the oracle's time if `ts` is beyond what is known of it; `fault` knows it then.
+        """Read the oracle's time if `ts` is above the last one read; `fault` compares with it then.
 
         Raises:
             UnavailableError: no coordinator answers.

@@ -1,5 +1,5 @@
-"""The process tree of `tidemark up`: who is started in which order, on which addresses,
-with which data directory, and one `/metrics` for all of them.
+"""The process tree of `tidemark up`: the daemons in their starting order, with addresses and data
+directories, and one `/metrics` for all.
 
 The coordinator comes first, as the others ask it for their cluster, then all others at once, then
 the Spark jobs, which need the capture. The children's samples are told apart by the label `daemon`.

@@ -54,7 +54,7 @@ _TAKE_S: Final = 10.0
 
 
 class ChangedKeys:
-    """A set of keys that is asked about one piece of a table after the other.
+    """A set of keys that is checked against successive pieces of a table.
 
     Only what lies between a piece's least and greatest key is hashed: of a table that is read in
     the order of its key that is as much as the piece has, not every key that has changed.
@@ -88,7 +88,7 @@ class BeforeImages:
 
     @property
     def executor(self) -> Executor:
-        """Threads of its own: nobody asks for them here."""
+        """Its own threads."""
         return ThreadPoolExecutor(1)
 
     @property

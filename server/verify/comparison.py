@@ -99,7 +99,7 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """Options of a comparison: how tables are compared, and what is done about differing rows."""
+    """Options of a comparison: how tables are compared, and how differences are treated."""
 
     limit: int = 1000
     """Differences that a table's report holds, at most."""

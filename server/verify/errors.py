@@ -1,4 +1,4 @@
-"""Why two sides cannot be compared; what differs is no error."""
+"""Reasons for which two sides cannot be compared; a difference is not an error."""
 
 from storage.model.errors import InvalidError, UnavailableError
 
@@ -28,7 +28,7 @@ class VerifyMovedError(UnavailableError):
 
 
 class VerifyBehindError(UnavailableError):
-    """The server that answers has not yet what the lake has."""
+    """The server that answers does not have everything that the lake has yet."""
 
     code = "ErrVerifyUpstreamBehind"
 

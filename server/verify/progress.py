@@ -60,7 +60,7 @@ class Progress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until all tables are compared, as if the rest went like what is done; None:
+        """Return the estimated seconds until all tables are compared, at the present pace; None:
         not known yet.
         """
         if not self._tables_total or self._is_lake_awaited:

@@ -49,7 +49,7 @@ class Request:
     at: int | None = None
     options: VerifyOptions = field(default_factory=VerifyOptions)
     choose: "Choose | None" = None
-    """Which tables, and which of their keys; None: all, or what the sample of the options takes."""
+    """Chooses the tables and their keys; None: all, or those of the options' sample."""
     on_report: "Callable[[TableReport], Awaitable[None]] | None" = None
     """Called with each table's report when it has been compared."""
     gently: bool = False
@@ -225,7 +225,7 @@ class AuditRecords:
         return {each.table: each for each in (Finding.from_json(pair.value) for pair in pairs)}
 
     async def save(self, finding: Finding) -> None:
-        """Save a finding, with what was known of the table before."""
+        """Save a finding, merged with the earlier one of the table."""
         key = keys.audit_finding(self._changefeed, finding.table)
         pair = await self._meta.get(key)
         before = None if pair is None else Finding.from_json(pair.value)

@@ -34,7 +34,7 @@ def make_source(context: SourceContext, changefeed: str, source_uri: str) -> Sou
 
 
 class UnreadableSource:
-    """Implements `server.puller.source.Source`; whatever is asked of it raises `error`."""
+    """Implements `server.puller.source.Source`; every call raises `error`."""
 
     keeps_history = True
     warnings: Sequence[str] = ()

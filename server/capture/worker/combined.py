@@ -40,7 +40,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Which share is asked of which table, at one moment."""
+    """The share that serves each table, at one moment."""
 
     owners: Mapping[Span, Share]
     """The share of each table; of split tables the share of each part."""
@@ -72,7 +72,7 @@ class _Layout:
         return span not in self.unasked and self.owners.get(span, share) is share
 
     def by_share(self, spans: Sequence[Span]) -> dict[Share, list[Span]]:
-        """The tables, as parts where they are split, by who has them."""
+        """Group the tables, or their parts where they are split, by share."""
         by_share: dict[Share, list[Span]] = {}
         for span in spans:
             for part in self.of(span):
@@ -101,9 +101,7 @@ class CombinedSink:
     def __init__(
         self, owners: Mapping[Span, Share], executor: Executor, others: Iterable[Share] = ()
     ) -> None:
-        """`executor` asks shares at the same time; `others` are those without tables at the
-        start.
-        """
+        """`executor` calls shares in parallel; `others` are shares without tables at the start."""
         self._layout = _Layout(dict(owners))
         self._shares = list(dict.fromkeys((*owners.values(), *others)))
         self._executor = executor
@@ -147,7 +145,9 @@ class CombinedSink:
         self.notify()
 
     def move(self, spans: Iterable[Span], share: Share) -> None:
-        """Tables are asked of that share from now on: both shares have them, and count them."""
+        """Read the tables from that share from now on; both shares have them, and both
+        count them.
+        """
         # Another layout: a plan under way must ask one share of each table, by the one of before or
         # of after. By that of before it sees that there was a move, and is made again.
         owners = {**self._layout.owners, **dict.fromkeys(spans, share)}
@@ -155,12 +155,12 @@ class CombinedSink:
         self._moves += 1
 
     def expect(self, spans: Iterable[Span]) -> None:
-        """Shares are to have these, and nobody asks for them until `reshape`."""
+        """Note that shares will get these spans; they are not read until `reshape`."""
         self._layout = self._layout.expecting(spans)
 
     def reshape(self, whole: Span, shape: Mapping[Span, Share]) -> None:
-        """A table consists of these parts from now on, in the order of their keys, or is one again:
-        their shares have them, and count them. What it was before is not asked for any more.
+        """Replace a table by these parts, in the order of their keys, or its parts by the table:
+        their shares have them, and count them. The former spans are not read any more.
         """
         self._layout = self._layout.reshaped(whole, shape)
         self._moves += 1
@@ -366,6 +366,6 @@ class CombinedSink:
         return shares[0].local_sink if len(shares) == 1 and self._held_ts == MAX_TS else None
 
     def _owned(self, span: Span) -> list[tuple[Span, Share]]:
-        """A table's parts, or itself, each with who has it."""
+        """Return the spans of a table, its parts or itself, each with its share."""
         layout = self._layout
         return [(part, layout.owner(part)) for part in layout.of(span)]

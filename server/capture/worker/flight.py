@@ -22,7 +22,7 @@ from storage.model.errors import InvalidError
 
 
 class WorkerRowsOnlyError(InvalidError):
-    """A worker's Flight port hands out rows; everything else is asked of the capture."""
+    """A worker's Flight port serves rows only; other requests go to the capture."""
 
     code = "ErrWorkerRowsOnly"
 

@@ -116,7 +116,7 @@ class Host:
         )
 
     async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end, even if nobody waits for it any more; raises what it raises."""
+        """Run `work` to its end even if the caller is cancelled; raises what it raises."""
         outcome = await asyncio.shield(self._tasks.create_task(_outcome(work)))
         if isinstance(outcome, TidemarkError):
             raise outcome
@@ -135,7 +135,7 @@ class Host:
 
 
 def host_context(context: SourceContext) -> SourceContext:
-    """The context of one who runs shares only: the metadata is the owner's."""
+    """Return the context of a process that runs shares only; the metadata is the owner's."""
     return SourceContext(context.pd, context.feeds, context.kv)
 
 

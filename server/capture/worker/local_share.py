@@ -231,7 +231,7 @@ class LocalShare:
         return sink
 
     def _to_end(self, work: Coroutine[Any, Any, T], timeout_s: float = _CALL_S) -> T:
-        """Run what must not be left half done, as tables that come and go."""
+        """Run a change that must not be left half done, such as adding or removing tables."""
         return self._on_loop(self._host.run_to_end(work), timeout_s)
 
     def _on_loop(self, work: Coroutine[Any, Any, T], timeout_s: float = _CALL_S) -> T:

@@ -53,7 +53,9 @@ _UNDO_S: Final = 3.0
 _WEIGH_EVERY_S: Final = 60.0
 """How often weights are compared; as long as traffic is averaged over."""
 _SPLIT_EVERY_S: Final = 600.0
-"""Tables grow slowly, and the coordinator is asked for all their regions."""
+"""How often tables are checked for a split: they grow slowly, and each check reads all their
+regions from the coordinator.
+"""
 _REST_S: Final = 300.0
 """A moved table stays on its worker for this long, whatever its weight."""
 _UNEVEN: Final = 0.3
@@ -83,7 +85,7 @@ class TableMover:
     def __init__(self, tables: SharedTables) -> None:
         self._tables = tables
         self._moving = asyncio.Lock()
-        """Held from the choice of a move to its end: what is chosen by is what it finds."""
+        """Held from the choice of a move to its end, so that the choice stays valid."""
         self._has_ended = False
         self.moving: dict[Span, Worker] = {}
         """Tables that are on their way, and where to."""
@@ -136,7 +138,7 @@ class TableMover:
         return [worker for worker in self._tables.placement.workers if worker.name in there]
 
     async def move(self, span: Span, target: Worker) -> None:
-        """Move one table, as somebody asks for it; returns when it has moved.
+        """Move one table by command; returns when it has moved.
 
         Raises:
             TableMoveError: it cannot move now, or does not within `MOVE_S`; it is where it was.
@@ -435,7 +437,7 @@ class TableMover:
     async def _replaced(
         self, whole: Span, before: Mapping[Span, MovableShare], after: Mapping[Span, MovableShare]
     ) -> None:
-        """Let the workers have no more what a table consisted of."""
+        """Remove the spans that a table consisted of from the workers."""
         now_s = asyncio.get_running_loop().time()
         self._moved_s |= dict.fromkeys(after, now_s)
         try:

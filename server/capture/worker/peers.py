@@ -271,7 +271,7 @@ class Peers:
         return await _unreachable(record)
 
     def _tell(self, reached: Mapping[str, PeerCapture], refused: Mapping[str, str]) -> None:
-        """Log what has changed."""
+        """Log which captures have come and gone."""
         for name in reached.keys() - self._reached.keys():
             _log.info("capture runs shares", capture=name, address=reached[name].record.address)
         for name in self._reached.keys() - reached.keys():

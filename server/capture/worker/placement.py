@@ -73,7 +73,7 @@ class TablePlacement(Generic[W]):
         return self._parts.get(span, (span,))
 
     def whole(self, span: Span) -> Span:
-        """The table that a part is of; of what is no part, itself."""
+        """Return the table that a part belongs to; for any other span the span itself."""
         return self._whole.get(span, span)
 
     def split(self) -> tuple[Span, ...]:
@@ -168,7 +168,7 @@ class Balance(NamedTuple):
     weights: Mapping[Span, float] = MappingProxyType({})
     """The weights of tables that weigh more than 1."""
     slack: float = 0.0
-    """Workers may differ by this part of what each would have if all had the same."""
+    """The allowed deviation of a worker from an equal division, as a fraction."""
 
     def of(self, spans: Collection[Span]) -> float:
         """Return the total weight of tables."""

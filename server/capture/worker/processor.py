@@ -223,7 +223,7 @@ class WorkersProcessor(ProcessorPosition):
         tasks.create_task(schemas.run(), name=f"schemas of {self._name}")
 
     def _dump(self, chunks: WorkerChunks, tasks: asyncio.TaskGroup) -> None:
-        """Dump the tables as somebody asks for it."""
+        """Run the dump of the tables while a job asks for it."""
         dump = self._source.dump(chunks) if isinstance(self._source, Dumpable) else None
         if dump is not None:
             tasks.create_task(dump.run(), name=f"dump of {self._name}")

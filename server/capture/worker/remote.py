@@ -50,7 +50,7 @@ SILENCE_S = 60.0
 """A worker reports every second; one that is silent for so long is given up."""
 _STOP_S = 30.0
 _PEER_STOP_S = 3.0
-"""Another capture may hang, and a share that it goes on with harms nobody."""
+"""How long to wait for a capture to stop a share; a share that runs on does no harm."""
 _CALL_S = 20.0
 _BLOCKERS_S = 2.0
 _DUMP_S = 60.0
@@ -122,7 +122,7 @@ class RemoteWorker(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it, or leave it out: it is silent, and what it answers later must not count."""
+        """End it, or leave it out: a silent worker's later answers must not count."""
         ...
 
 
@@ -227,8 +227,8 @@ class RemoteShare:
         *,
         term: int = 0,
     ) -> None:
-        """`tables` are those in force at `start_ts`, `changes` what is known above it;
-        `term` is the owner's.
+        """`tables` are in force at `start_ts`, `changes` are known above it; `term` is
+        the owner's.
         """
         self.tables: dict[Span, SourceTable] = {}
         """The newest of each span."""
@@ -441,8 +441,8 @@ class RemoteShare:
         self._ask(lambda stub: stub.AddTables(request, timeout=_MOVE_S, metadata=self._run))
 
     def count(self, positions: Mapping[Span, int]) -> None:
-        """Take added tables into what is said of all tables; `positions` are up to where everything
-        of each is committed.
+        """Count added tables in the totals; `positions` are the ts up to which each is
+        committed.
         """
         request = pb.CountTablesRequest(
             changefeed=self._changefeed,

@@ -1,4 +1,4 @@
-"""`tidemarkpb.v1.WorkerService`: what the owner asks of those that run shares."""
+"""`tidemarkpb.v1.WorkerService`: the owner's calls to workers that run shares."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -40,8 +40,8 @@ class WorkerService:
     def __init__(
         self, host: Host, make_source: MakeSource, check_term: CheckTerm | None = None
     ) -> None:
-        """`check_term` raises NotOwnerError for what is not the term of the present owner; a
-        worker process, whose only client is its capture, needs none.
+        """`check_term` raises NotOwnerError unless the term is the present owner's; a worker
+        process, whose only client is its capture, needs no check.
         """
         self._host = host
         self._make_source = make_source
@@ -167,7 +167,7 @@ class WorkerService:
     async def CountTables(
         self, request: pb.CountTablesRequest, context: Context
     ) -> pb.CountTablesResponse:
-        """Take added tables into what is said of all tables."""
+        """Count added tables in the totals."""
 
         def count(sink: LocalSink) -> pb.CountTablesResponse:
             for table in request.tables:

@@ -121,8 +121,8 @@ class MovableShare(Share, Protocol):
         ...
 
     def count(self, positions: Mapping[Span, int]) -> None:
-        """Take added tables into what is said of all tables; `positions` are up to where everything
-        of each is committed.
+        """Count added tables in the totals; `positions` are the ts up to which each is
+        committed.
         """
         ...
 

@@ -113,8 +113,8 @@ class SchemaChangeRouter:
 def placed_of(
     placement: TablePlacement[Worker], source: Splittable | None, table: SourceTable
 ) -> list[tuple[SourceTable, Worker]]:
-    """A table, or the parts that it is split into as its workers know them, each with its worker;
-    a table that was not known gets one.
+    """Return a table, or its parts as its workers know them, each with its worker; an unplaced
+    table is placed.
     """
     spans = placement.parts(table.span)
     if source is None or spans == (table.span,):

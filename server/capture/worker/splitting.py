@@ -40,8 +40,8 @@ class Splitting:
         self._region_threshold = max(region_threshold, 1)
 
     async def shapes(self, workers: Sequence[Worker]) -> list[tuple[Span, Shape]]:
-        """The tables that should consist of something else than they do, among these workers; what
-        they consist of stays where the coordinator does not answer.
+        """Return the tables that should be split or merged among these workers; those whose regions
+        the coordinator does not return stay as they are.
         """
         tables = sorted(self._catalog.tables, key=lambda table: table.span.start_key)
         begins: Sequence[bytes] = ()

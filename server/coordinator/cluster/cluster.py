@@ -254,7 +254,7 @@ class ClusterService:
         return pdpb_pb2.AllocIDResponse(id=last, count=count if count > 1 else 0)
 
     async def GetStore(self, request: pdpb_pb2.GetStoreRequest) -> pdpb_pb2.GetStoreResponse:
-        """One store, and what it told of itself last."""
+        """Return a store and its last heartbeat's values."""
         store = self._cluster.stores.get(request.store_id)
         if store is None:
             raise RefusedError(pdpb_pb2.UNKNOWN, f"invalid store ID {request.store_id}, not found")

@@ -1,5 +1,5 @@
-"""Which stores may register, and what a registration changes (pure;
-PD's server/cluster: putStoreImpl).
+"""The stores that may register, and the effects of a registration (pure; PD's server/cluster:
+putStoreImpl).
 
 Invariants:
 1. No two stores that are not removed share an address, be it one for clients or one for peers.
@@ -27,7 +27,7 @@ def is_removed(store: metapb_pb2.Store) -> bool:
 
 
 def version_of(store: metapb_pb2.Store) -> Version:
-    """The version as numbers; a store that tells none is 1.0.0.
+    """Return the version as numbers; 1.0.0 for a store without one.
 
     Raises:
         RefusedError: it is not three numbers with dots.
@@ -51,7 +51,7 @@ def cluster_version(stores: Iterable[metapb_pb2.Store]) -> str:
 
 
 def registered(store: metapb_pb2.Store, stores: Mapping[int, metapb_pb2.Store]) -> metapb_pb2.Store:
-    """The record to be kept of `store`, which asks to be among `stores`.
+    """Return the record to store for `store`, which registers among `stores`.
 
     Raises:
         RefusedError: it may not.

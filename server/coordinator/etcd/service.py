@@ -74,7 +74,9 @@ class EtcdService:
         self._watch = WatchService(etcd, tasks, self._complete)
 
     def add_to(self, server: RpcServer) -> None:
-        """Serve them; what is not there is refused with what to do instead."""
+        """Register the handlers; methods of etcd that are not implemented are refused with an
+        alternative.
+        """
         _expose(self._etcd)
         maintenance, election = self._maintenance, self._election
         unary = self._kv_calls() | by_name(
@@ -177,8 +179,8 @@ class WatchService:
     async def Watch(
         self, requests: _Requests, _context: object
     ) -> AsyncIterator[rpc_pb2.WatchResponse]:
-        """All watches of one client; what they have not seen waits in the kept events,
-        not in memory of theirs.
+        """Serve all watches of one client; events that it has not received stay in the store's
+        history, not in memory of its own.
         """
         # Bounded: a client that sends requests faster than they are handled waits in its own
         # stream.
@@ -284,7 +286,7 @@ class MaintenanceService:
         )
 
     async def Alarm(self, request: rpc_pb2.AlarmRequest) -> rpc_pb2.AlarmResponse:
-        """List alarms, or raise or take back one; the answer has what changed, as in etcd."""
+        """List, raise or clear alarms; the answer has the changed ones, as in etcd."""
         alarms = {int(request.alarm)} - {int(rpc_pb2.NONE)}
         if request.action == rpc_pb2.AlarmRequest.ACTIVATE:
             # Kept as one byte each, and shown by name: a number that is no alarm raises none.

@@ -27,8 +27,8 @@ _log = structlog.get_logger(__name__)
 
 
 class StateLostError(CorruptError):
-    """The metadata no longer says what was handed out, or whose it is;
-    going on could hand out something twice.
+    """The metadata no longer has the number that was handed out last; continuing could hand out a
+    number twice.
     """
 
     code = "ErrCoordinatorStateLost"
@@ -75,8 +75,8 @@ class DurableLimit:
         self._revisions = [record.mod_revision if record else 0 for record in records]
 
     async def raise_to(self, number: int) -> None:
-        """Make `number` durable, unless an earlier write of ours made another one durable
-        meanwhile: look at `value`.
+        """Make `number` durable, unless an earlier write has made another one durable meanwhile;
+        see `value`.
 
         Raises:
             NotLeaderError: somebody else wrote the records, or leads; the term is over.
@@ -108,7 +108,9 @@ class DurableLimit:
             await self._metadata.txn((), self._puts(number))
 
     async def _adopt(self, records: Sequence[KeyValue | None]) -> None:
-        """Go on from an earlier write of ours that arrived late; anything else is not ours."""
+        """Continue from an earlier write of this coordinator that arrived late; any other value is
+        foreign.
+        """
         numbers = {_number(record) for record in records}
         if len(numbers) == 1 and numbers <= self._attempts:
             self.value = max(self._attempts & numbers)

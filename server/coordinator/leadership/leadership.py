@@ -96,7 +96,7 @@ class Leadership:
 
     @asynccontextmanager
     async def while_held(self) -> AsyncIterator[None]:
-        """Run the block only while the right is held.
+        """Run the block only while the leadership is held.
 
         Raises:
             NotLeaderError: it was not, or ended meanwhile.
@@ -219,7 +219,7 @@ class FencedMetadata:
 
     @contextmanager
     def _tracking_write(self, keys: Sequence[bytes]) -> Iterator["_Outcome"]:
-        """Record what the block writes: the keys of a transaction without an answer stay
+        """Record the keys that the block writes: those of a transaction without an answer stay
         uncertain.
         """
         outcome = _Outcome()
@@ -263,8 +263,8 @@ class StateGuard:
         self._prefixes = [*limits, *(COPY_PREFIX + key for key in limits), *state]
 
     async def run(self, put_back: Sequence[Callable[[], Awaitable[None]]]) -> None:
-        """End the leadership at the first foreign write,
-        after `put_back` has restored what must not be lost.
+        """End the leadership at the first foreign write, after `put_back` has restored what must
+        not be lost.
         """
         # Without a fence the metadata is embedded, which nobody else can write.
         if not self._metadata.leadership.fence:

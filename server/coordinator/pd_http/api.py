@@ -42,7 +42,7 @@ _MAX_REGIONS = 1024
 """
 
 LeaderHandler = Callable[[LeaderTerm, Request, Sequence[str]], Awaitable[Answer]]
-"""Answers a request from the present term; the strings are what stands for `{…}` in the route's
+"""Answers a request from the present term; the strings are the values for `{…}` in the route's
 path.
 """
 
@@ -95,7 +95,7 @@ class PdHttp:
         return answer
 
     def _redirect_to_leader(self, request: Request) -> Answer:
-        """Send the client to the leader, if we know who leads and do not mean ourselves."""
+        """Redirect the client to the leader, if another one is known."""
         leader = self._members.leader
         if (
             leader is None
@@ -111,7 +111,7 @@ class PdHttp:
         return Answer(307, b"", headers=[("Location", location)])
 
     def _find(self, path: str) -> tuple[Mapping[str, Any] | None, Sequence[str]]:
-        """The methods of a path, and what it says in the places of `{…}`, percent-decoded."""
+        """Return the methods of a path, and the percent-decoded values of its `{…}`."""
         if not path.startswith(PREFIX):
             return None, ()
         parts = path.removeprefix(PREFIX).rstrip("/").split("/")

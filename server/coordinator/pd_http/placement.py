@@ -69,7 +69,7 @@ async def set_rule(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answ
 
 
 async def delete_rule(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
-    """Remove one rule; what is not there is removed, too, as in PD."""
+    """Remove one rule; removing an absent one is no error, as in PD."""
     key = (arguments[0], arguments[1])
     if key in term.rules.placement:
         await term.rules.change_placement({key: None})

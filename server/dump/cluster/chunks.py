@@ -150,7 +150,7 @@ class Pulled:
 
     table: SourceTable
     generation: Hashable
-    """Another one when it is pulled anew: what was added above the checkpoint is lost then."""
+    """Changes when the table is pulled anew: rows added above the checkpoint are lost then."""
     resolved_ts: int
     """The ts up to which its changes are complete."""
 
@@ -181,7 +181,7 @@ class Dumpable(Protocol):
         ...
 
     def dump(self, chunks: Chunks) -> Dump | None:
-        """Dumps the changefeed's tables when told to; None: dumps are not possible."""
+        """Runs the dump of the changefeed's tables; None: dumps are not possible."""
         ...
 
 

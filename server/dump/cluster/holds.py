@@ -1,5 +1,5 @@
-"""Holds that let a chunk in between a table's changes: its resolved_ts is held below the chunk's
-until that was added.
+"""Holds that insert a chunk among a table's changes: its resolved_ts is held below the chunk's ts
+until the chunk was added.
 
     hold → a fresh timestamp S → hold_below(S) → the chunk is read at S → add_held
 
@@ -89,7 +89,9 @@ class HoldableRows:
             self._pass_on()
 
     def add_held(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Add what the hold was for, and end it; if a batch cannot be added, the hold stays."""
+        """Add the chunk of the hold and end the hold; if a batch cannot be added, the
+        hold stays.
+        """
         # Added before the hold ends: behind a resolved_ts at or above S the sorter takes no row of
         # S any more.
         for batch in batches:
@@ -111,7 +113,7 @@ class HoldableRows:
 
 @dataclass(eq=False, slots=True)
 class HoldableTable:
-    """A table that is pulled, whose `rows` can be held."""
+    """A pulled table whose `rows` can be held."""
 
     table: SourceTable
     rows: HoldableRows

@@ -57,7 +57,7 @@ class Store(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Surveyed:
-    """A table as it is read: what is known of it as long as it is pulled as it is."""
+    """A surveyed table; valid while the table is pulled as it is now."""
 
     generation: Hashable
     ranges: Sequence[KeyRange]

@@ -63,8 +63,8 @@ which a log tells as BINARY and a SELECT gives as text.
 
 
 class TableDiffersError(InvalidError):
-    """A table on the server is not the one that the log has told of so far; its chunk is read again
-    when the log is further.
+    """The server's table differs from the table of the log so far; the chunk is read again when the
+    log is further.
     """
 
     code = "ErrDumpTableDiffers"

@@ -155,8 +155,8 @@ class DumpListener:
         self.on_news()
 
     def begin_anew(self, names: Collection[str], job: Job) -> bool:
-        """Give up what was read of these tables; False, and nothing has changed: one is not being
-        dumped.
+        """Drop the progress of these tables; False, and nothing is changed: one of them is not
+        being dumped.
         """
         with self._lock:
             here = {

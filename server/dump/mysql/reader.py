@@ -58,7 +58,7 @@ _THREADS_MAX: Final = PARALLEL_MAX + 1
 
 @dataclass(frozen=True, slots=True)
 class ReadChunk:
-    """A chunk and what its read cost."""
+    """A chunk, with the cost of reading it."""
 
     chunk: Chunk
     bytes: int
@@ -76,7 +76,7 @@ class Server:
         self._options = options
         self._session = log_in(options)
         self._asking = threading.Lock()
-        """Held while the first session is used: several readers may want to know something."""
+        """Held while the first session is used, since several readers may use it."""
         self._idle: list[ChunkReader] = []
         self._open: list[Session] = [self._session]
         try:
@@ -293,7 +293,7 @@ def keys_of(table: Table, rows: pa.Array) -> pa.Array:
 
 
 class ServerThreads:
-    """The server of one dump, asked from the event loop."""
+    """Calls the server of one dump from the event loop."""
 
     def __init__(self, changefeed: str, options: MySqlOptions) -> None:
         self._changefeed = changefeed
@@ -308,7 +308,7 @@ class ServerThreads:
         return self._server
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a call in a thread; returns what it returns, and raises what it raises."""
+        """Run a call in a thread; returns and raises what the call does."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def hang_up(self) -> None:

@@ -68,8 +68,8 @@ def write(session: Session, changefeed: str, unique_identifier: str, kind: int) 
 
 
 class WatermarkWriter:
-    """`commit` writes one at the server and tells the listener when;
-    `wait` is for news of the log, at most so long.
+    """Writes watermarks: `commit` writes one at the server and passes its time to the listener;
+    `wait` waits for the log, with a limit.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class PrewriteMissingError(CorruptError):
 
 
 class BinlogPurgedError(InvalidError):
-    """A pump's GC has removed what was not read yet."""
+    """A pump's GC has removed binlogs that were not read yet."""
 
     code = "ErrBinlogPurged"
 

@@ -104,7 +104,9 @@ class Merge:
         return self.resolved_ts
 
     def remove(self, pump: str) -> None:
-        """Wait for a pump no more; what it sent is kept only if it came out."""
+        """Stop waiting for a pump; only those of its transactions are kept that were merged
+        already.
+        """
         assert not self._lanes[pump].waiting, f"{pump} has sent what nobody has had"
         del self._lanes[pump]
 
@@ -113,7 +115,7 @@ class Merge:
         return self._lanes[pump].position_ts
 
     def waiting_bytes(self, pump: str) -> int:
-        """The bytes that a pump has sent and nobody has taken."""
+        """The bytes that pumps have sent and that were not taken yet."""
         return self._lanes[pump].waiting_bytes
 
     def push(self, pump: str, transaction: Transaction) -> None:

@@ -1,5 +1,5 @@
 """The puller of schema changes: it follows the rows of mysql.tidb_ddl_job in the cluster's change
-feed, and says what each job means to a changefeed.
+feed, and turns each job into changes of tables.
 
 Invariants:
 1. A schema change is reported in the order of commit_ts, before `Catalog.resolve` reaches it.

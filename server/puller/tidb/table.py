@@ -1,4 +1,4 @@
-"""Tables of TiDB as sources know them: what can be replicated, and under which span. Pure.
+"""TiDB's tables for sources: which ones can be replicated, and their spans. Pure.
 
 A partitioned table is one table for readers. Its rows lie under its partitions' ids, and go to one
 span that reaches from its first partition's records to behind its last one's. Its end names the set
@@ -58,8 +58,8 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Reread:
-    """The last DDL that changed stored values of a table, behind which all rows are told again;
-    ts 0: none did.
+    """The last DDL that changed stored values of a table, behind which all rows are delivered
+    again; ts 0: there was none.
     """
 
     ts: int = 0

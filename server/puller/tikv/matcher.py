@@ -168,7 +168,7 @@ class Matcher:
         return len(self._prewrites) + len(self._early_commits)
 
     def spill_if_short(self) -> None:
-        """Write what waits to disk if the changefeed holds too much in memory.
+        """Spill waiting prewrites to disk if the changefeed exceeds its memory.
 
         Raises:
             OpenTransactionsClosedError: `end` was called while the disk took nothing.
@@ -184,7 +184,7 @@ class Matcher:
             rows.end()
 
     def clear(self) -> None:
-        """Drop what waits, in memory and on disk."""
+        """Drop the waiting prewrites, in memory and on disk."""
         for rows in self._maps:
             rows.clear()
 

@@ -126,7 +126,7 @@ class FeedHub:
 
     def safe_ts(self, lower: bytes, upper: bytes) -> int:
         """The safe timestamp of the encoded range: nothing will commit there at or before it; 0: it
-        is not known, or no region is ours.
+        is not known, or the range is in no region of this store.
         """
         regions = [region for region in self._gate.regions if region.overlaps(lower, upper)]
         return min(

@@ -105,7 +105,7 @@ class Resolved:
 
     @property
     def size(self) -> int:
-        """About what it takes in memory."""
+        """Its approximate size in memory."""
         return _CONTROL_BYTES + _REGION_BYTES * sum(
             len(regions) for regions in self.regions.values()
         )
@@ -166,14 +166,14 @@ class Outbox:
         self._append(item)
 
     def close(self) -> None:
-        """End the stream after what is queued."""
+        """End the stream after the queued events."""
         self._closed = True
         self._filled.set()
         # Wakes whoever waits for room here, to see that the connection has ended.
         self._memory.free(0)
 
     def drop(self) -> None:
-        """Forget what is queued: the connection is gone."""
+        """Drop the queued events, as the connection is gone."""
         self.close()
         self._items.clear()
         self._count(-self._bytes)

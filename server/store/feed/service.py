@@ -1,4 +1,4 @@
-"""cdcpb.ChangeData: both versions of the event feed, and what one connection does.
+"""cdcpb.ChangeData: both versions of the event feed, and the state of one connection.
 
 EventFeedV2 names the features it wants. A `Connection` registers and deregisters regions, and runs
 their scans: live changes begin exactly where a scan's snapshot ends.
@@ -67,7 +67,7 @@ class ChangeDataService:
         self._open: dict[Outbox, None] = {}
 
     def close(self) -> None:
-        """End all connections after what is queued for them, so that the listener need not wait."""
+        """End all connections after their queued events, so that the listener need not wait."""
         for outbox in self._open:
             outbox.close()
 
@@ -123,7 +123,7 @@ class SnapshotLostByGCError(InvalidError):
 
 
 class Connection:
-    """The subscriptions of one stream; `outbox` is what it sends."""
+    """The subscriptions of one stream; `outbox` holds what to send."""
 
     def __init__(self, backend: FeedBackend, outbox: Outbox) -> None:
         self._backend = backend
@@ -149,7 +149,7 @@ class Connection:
         self._outbox.close()
 
     def close(self) -> None:
-        """Drop all subscriptions and what is queued."""
+        """Drop all subscriptions and queued events."""
         for subscription in self._subscriptions.values():
             self._backend.hub.detach(subscription)
         self._subscriptions.clear()
@@ -219,8 +219,8 @@ class Connection:
         return bool(ended)
 
     async def _scan(self, subscription: Subscription) -> None:
-        """Attach, send what is on disk, then INITIALIZED:
-        live changes begin exactly where the snapshot ends.
+        """Attach, send the rows on disk, then INITIALIZED: live changes begin exactly where the
+        snapshot ends.
         """
         async with self._scan_slots:
             # Attached between two groups, with the snapshot: each change is either in the scan or

@@ -1,3 +1,3 @@
-"""The lake's side of a comparison, in a process of its own: `client` asks a `question`,
-`job` answers it.
+"""The lake's side of a comparison, in a process of its own: `client` sends a `question`, `job`
+answers it.
 """
