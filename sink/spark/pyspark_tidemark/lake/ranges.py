@@ -19,11 +19,6 @@ both inclusive.
 """
 
 
-def may_meet(keys: Any, bounds: Bounds) -> bool:
-    """Whether one of `keys` (pyarrow.Table of the key's columns) may be in the file."""
-    return met(keys, [bounds]) == [True]
-
-
 def met(keys: Any, files: Sequence[Bounds]) -> list[bool]:
     """For each of the files whether it may hold one of `keys` (pyarrow.Table of the key's
     columns).

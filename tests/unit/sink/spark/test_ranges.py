@@ -5,7 +5,7 @@ from decimal import Decimal
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.ranges import coarser, extent, may_meet, possible
+from pyspark_tidemark.lake.ranges import coarser, extent, met, possible
 
 KEYS = st.lists(
     st.tuples(st.integers(-9, 9), st.sampled_from("abcXÿ\U0001f30a")), min_size=1, max_size=8
@@ -27,8 +27,8 @@ def test_no_key_that_a_file_holds_is_called_impossible(keys, files, most):
     for key, found, found_coarsely in zip(keys, may, coarse, strict=True):
         assert found >= any(key in file for file in files)
         assert found_coarsely >= any(key in file for file in files)
-    for file, bounds in zip(files, told, strict=True):
-        assert may_meet(table(keys), bounds) >= bool(set(keys) & set(file))
+    for file, meets in zip(files, met(table(keys), told), strict=True):
+        assert meets >= bool(set(keys) & set(file))
 
 
 def test_a_chunk_behind_all_others_meets_none_of_them():
@@ -41,13 +41,12 @@ def test_a_chunk_behind_all_others_meets_none_of_them():
 
 def test_bounds_that_are_not_known_bound_nothing():
     keys = table([(1, "a")])
-    assert may_meet(keys, {})
-    assert may_meet(keys, {"other": (5, 6)})
+    assert met(keys, [{}, {"other": (5, 6)}]) == [True, True]
     assert possible(keys, [{"a": (5, 6)}, {"b": ("a", "b")}], 9).to_pylist() == [True]
     assert coarser([{"a": (1, 2)}, {}]) == [{}]
 
 
 def test_decimals_and_integers_of_statistics_are_compared_exactly():
     keys = pa.table({"u": pa.array([Decimal(2**64 - 1)], pa.decimal128(20, 0))})
-    assert may_meet(keys, {"u": (0, 2**64 - 1)})
-    assert not may_meet(keys, {"u": (Decimal(0), Decimal(2**64 - 2))})
+    bounds = [{"u": (0, 2**64 - 1)}, {"u": (Decimal(0), Decimal(2**64 - 2))}]
+    assert met(keys, bounds) == [True, False]
