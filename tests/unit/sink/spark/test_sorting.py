@@ -4,6 +4,7 @@
 
 import functools
 import json
+import math
 
 import pyarrow as pa
 import pytest
@@ -86,7 +87,8 @@ def test_an_order_of_another_engine_that_is_unknown_here_is_none():
 
     assert parsed("bucket[3]").number == 4
     assert parsed("zorder") == parsed("identity", 9) == parsed("year") == RowOrder()
-    assert parsed("identity", kind=pa.float64()) == RowOrder()
+    assert parsed("identity", kind=pa.float64()).number == 4
+    assert parsed("bucket[3]", kind=pa.float64()) == RowOrder()
     assert RowOrder.parse('{"order-id": 0, "fields": []}', SCHEMA) == RowOrder()
 
 
@@ -135,6 +137,37 @@ def test_rows_are_sorted_as_one_would_by_hand(given_rows, order):
         lambda one, two: compared(order, given_rows[one], given_rows[two])
     )
     assert places == sorted(range(len(given_rows)), key=by_hand)
+
+
+BY_SIGN_AND_BITS = [
+    *(-math.nan, -math.inf, -1.5, -5e-324, -0.0, 0.0, 5e-324, 1.5, math.inf, math.nan),
+]
+"""Floating point numbers in Iceberg's order ("Sorting")."""
+
+
+@given(
+    st.lists(st.none() | st.sampled_from(range(len(BY_SIGN_AND_BITS)))),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([pa.float32(), pa.float64()]),
+)
+def test_floating_point_numbers_are_sorted_by_sign_and_nan_is_the_largest(
+    ranks, is_descending, nulls_first, kind
+):
+    if kind == pa.float32():
+        ranks = [rank for rank in ranks if rank is None or abs(BY_SIGN_AND_BITS[rank]) != 5e-324]
+    numbers = [None if rank is None else BY_SIGN_AND_BITS[rank] for rank in ranks]
+    table = pa.table({"x": pa.array(numbers, kind)})
+    order = RowOrder(1, (OrderField(1, "identity", is_descending, nulls_first),))
+    places = order.places(table, {1: "x"}).tolist()
+
+    def by_hand(place):
+        rank = ranks[place]
+        if rank is None:
+            return (-1 if nulls_first else 1, 0)
+        return (0, -rank if is_descending else rank)
+
+    assert places == sorted(range(len(ranks)), key=by_hand)
 
 
 def test_rows_of_joined_files_are_found_at_their_new_places(tmp_path, monkeypatch):

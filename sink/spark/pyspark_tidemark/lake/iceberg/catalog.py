@@ -5,7 +5,8 @@ Java's objects are passed on as they are: a table, a transaction, a snapshot, a 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -236,6 +237,11 @@ class Catalog:
         return snapshot_ids
 
     @staticmethod
+    def is_recorded(table: Any, record: tuple[str, str]) -> bool:
+        """Whether a table has got already what an option asks for, whatever was changed since."""
+        return (table.properties().get(record[0]) or "") == record[1]
+
+    @staticmethod
     def commits(table: Any) -> int:
         """How many snapshots the table has had."""
         return int(table.currentSnapshot().sequenceNumber())
@@ -262,6 +268,22 @@ class Catalog:
         """
         with explained(self._place):
             return table.newTransaction()
+
+    @contextmanager
+    def recorded(self, name: str, table: Any, what: str, record: tuple[str, str]) -> Iterator[Any]:
+        """A transaction in which the block changes `what` of a table, as an option asks for; it is
+        committed with a record of that, a table property and its value. Nothing may wait for a
+        commit of the table.
+
+        Raises:
+            SourceError: those of `java_catalog.translated`.
+        """
+        transaction = self.begin(table)
+        with explained(f"{what} of {name}"):
+            yield transaction
+            transaction.updateProperties().set(*record).commit()
+            transaction.commitTransaction()
+        self.settle(transaction.table())
 
     def expire(self, table: Any, snapshot_ids: Sequence[int]) -> None:
         """Forget snapshots, with the files that only they need.

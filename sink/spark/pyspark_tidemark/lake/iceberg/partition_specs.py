@@ -14,7 +14,6 @@ import pyarrow as pa
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_dict
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.java_catalog import explained
 from pyspark_tidemark.lake.iceberg.types import field_ids
 from pyspark_tidemark.lake.partition_columns import check_fields, field_fault
 from pyspark_tidemark.lake.partitioning import (
@@ -43,18 +42,13 @@ class PartitionSpecs:
         Raises:
             SourceError: ErrPartitionUnsupported, and those of `java_catalog.translated`.
         """
-        text = ", ".join(map(str, fields))
-        if (table.properties().get(PARTITIONED_BY) or "") == text:
+        record = PARTITIONED_BY, ", ".join(map(str, fields))
+        if self._catalog.is_recorded(table, record):
             return table
         check_fields(name, fields, self._catalog.schema(table))
-        transaction = self._catalog.begin(table)
-        with explained(f"the partition spec of {name}"):
+        with self._catalog.recorded(name, table, "the partition spec", record) as transaction:
             self._replace(transaction, fields)
-            transaction.updateProperties().set(PARTITIONED_BY, text).commit()
-            transaction.commitTransaction()
-        current = self._catalog.existing(name)
-        self._catalog.settle(current)
-        return current
+        return self._catalog.existing(name)
 
     def check_change(
         self, table: Any, name: str, *, widened: Sequence[str], dropped: Sequence[str]

@@ -70,7 +70,11 @@ class RowOrder:
         directions: list[tuple[str, str]] = []
         for number, field in enumerate(self.fields):
             column = rows[columns[field.source]]
-            values = column if field.transform == IDENTITY else transformed(field.transform, column)
+            values = (
+                _sortable(column)
+                if field.transform == IDENTITY
+                else transformed(field.transform, column)
+            )
             if values.null_count:
                 # Arrow has one place for the nulls of all columns.
                 keys[f"null{number}"] = pc.is_null(values)
@@ -81,6 +85,18 @@ class RowOrder:
         return places.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
+def _sortable(column: Any) -> Any:
+    """A column as Arrow sorts it in Iceberg's order: floating point numbers as integers, from -NaN
+    and -0.0 before 0.0 to NaN, which Arrow would put beside the nulls.
+    """
+    if not pa.types.is_floating(column.type):
+        return column
+    bits = pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy().view(np.int64)
+    # Of two negative numbers the one with more bits is the smaller one.
+    keys = np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits)
+    return pa.array(keys, mask=pc.is_null(column).to_numpy())
+
+
 def _direction(is_descending: bool) -> str:  # noqa: FBT001 - the one thing that it says
     return "descending" if is_descending else "ascending"
 
@@ -88,6 +104,8 @@ def _direction(is_descending: bool) -> str:  # noqa: FBT001 - the one thing that
 def _fits(field: OrderField, types: Mapping[int, Any]) -> bool:
     if field.source not in types or not is_known(field.transform):
         return False
+    if field.transform == IDENTITY and pa.types.is_floating(types[field.source]):
+        return True
     try:
         transformed(field.transform, pa.array([], types[field.source]))
     except SourceError:

@@ -10,9 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+import pyarrow as pa
+
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.java_catalog import explained
 from pyspark_tidemark.lake.iceberg.partition_specs import term
 from pyspark_tidemark.lake.iceberg.types import field_ids
 from pyspark_tidemark.lake.partition_columns import field_fault
@@ -30,11 +31,21 @@ def check_order(table: str, fields: Sequence[SortField], schema: Any) -> None:
     Raises:
         SourceError: ErrSortUnsupported.
     """
-    if faults := [fault for field in fields if (fault := field_fault(field.of, schema))]:
+    if faults := [fault for field in fields if (fault := _fault(field.of, schema))]:
         raise SourceError(
             "ErrSortUnsupported",
             f"{table} cannot be sorted as sort-by asks: {'; '.join(faults)}",
         )
+
+
+def _fault(field: PartitionField, schema: Any) -> str:
+    """Why rows cannot be sorted by a field: as partitions, but that all engines have one order of
+    floating point numbers.
+    """
+    is_value = field.transform == IDENTITY and field.column in schema.names
+    if is_value and pa.types.is_floating(schema.field(field.column).type):
+        return ""
+    return field_fault(field, schema)
 
 
 class SortOrders:
@@ -50,18 +61,13 @@ class SortOrders:
         Raises:
             SourceError: ErrSortUnsupported, and those of `java_catalog.translated`.
         """
-        text = ", ".join(map(str, fields))
-        if (table.properties().get(SORTED_BY) or "") == text:
+        record = SORTED_BY, ", ".join(map(str, fields))
+        if self._catalog.is_recorded(table, record):
             return table
         check_order(name, fields, self._catalog.schema(table))
-        transaction = self._catalog.begin(table)
-        with explained(f"the sort order of {name}"):
+        with self._catalog.recorded(name, table, "the sort order", record) as transaction:
             self._replace(transaction, fields)
-            transaction.updateProperties().set(SORTED_BY, text).commit()
-            transaction.commitTransaction()
-        current = self._catalog.existing(name)
-        self._catalog.settle(current)
-        return current
+        return self._catalog.existing(name)
 
     def free(self, transaction: Any, columns: Sequence[str]) -> None:
         """Take columns, which are to be dropped, out of a table's order: Iceberg could not read the
@@ -84,7 +90,7 @@ class SortOrders:
         table = transaction.table()
         schema = self._catalog.schema(table)
         recorded = parse_sort_fields(table.properties().get(SORTED_BY) or "")
-        fields = [field for field in recorded if not field_fault(field.of, schema)]
+        fields = [field for field in recorded if not _fault(field.of, schema)]
         if fields:
             self._replace(transaction, fields)
 
