@@ -26,6 +26,7 @@ from pyspark_tidemark.lake.databases.postgres import Postgres
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.iceberg.cut_writer import CutWriter
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.kafka.manifest import KafkaManifest
@@ -57,7 +58,7 @@ class Death:
     def plan(self) -> None:
         """Put itself into the way of the job."""
         wrap(CutApplier, "apply", before=self._begin_cut)
-        for owner, name in ((IcebergTarget, "_written"), (Postgres, "stage"), (MySql, "stage")):
+        for owner, name in ((CutWriter, "written"), (Postgres, "stage"), (MySql, "stage")):
             wrap(owner, name, after=lambda: self._at("files"))
         wrap(
             applying,

@@ -2,16 +2,20 @@
 and by ours at any cut.
 """
 
+import json
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from pyspark_tidemark.column_metadata import with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.iceberg import maintenance, rewriting
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.java_catalog import without_processes
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
@@ -214,14 +218,14 @@ def test_masks_are_made_for_the_files_that_the_commit_finds(
 ):
     """A rewrite that commits between a cut's look at the files and its commit."""
     target = keep(spark, changefeed, captures, tmp_path, CUTS[:-1])
-    written = target._written
+    written = target._writer.written
 
     def overtaken(*work):
         done = written(*work)
         target._maintenance.rewrite("bank.accounts")
         return done
 
-    target._written = overtaken
+    target._writer.written = overtaken
     before = target._catalog.load("bank.accounts").currentSnapshot().snapshotId()
     meta = changefeed.describe(0).tables["bank.accounts"]
     slices = tuple(changefeed.plan(CUTS[-2], CUTS[-1], ["bank.accounts"]))
@@ -305,6 +309,67 @@ def test_a_commit_goes_on_top_of_what_was_read_or_is_none(spark, upstream, tmp_p
         catalog.fenced(late, late.newAppend(), 100)
     assert caught.value.retryable
     assert len(list(catalog.load("bank.accounts").snapshots())) == 1
+
+
+def test_iceberg_alone_writes_to_disks_without_a_process_for_each_file(spark, tmp_path):
+    classes, place = java_classes(spark), spark._jvm.org.apache.hadoop.fs.Path(str(tmp_path))
+    conf = classes.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
+    ours = place.getFileSystem(without_processes(classes, conf))
+    assert ours.getClass().getSimpleName() == "BareLocalFileSystem"
+    # Which does not list a directory behind a link, as a user's table may be.
+    others = place.getFileSystem(spark._jsc.hadoopConfiguration())
+    assert others.getClass().getSimpleName() == "LocalFileSystem"
+    conf.set("fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
+    assert without_processes(classes, conf).get("fs.file.impl").endswith("RawLocalFileSystem")
+
+
+def without_checksum(path, text):
+    """Write a file anew, as another program would."""
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    path.write_text(text)
+
+
+def test_metadata_that_is_not_whole_is_damage_until_it_is_removed(spark, tmp_path):
+    catalog, metadata = Catalog(spark, str(tmp_path), "bank"), tmp_path / "bank" / "t" / "metadata"
+    catalog.create("bank.t", pa.schema([("id", pa.int64())]), ("id",))
+    unfinished, hint = metadata / "v2.metadata.json", metadata / "version-hint.text"
+    for text in ("", '{"format-version":3,"table'):
+        without_checksum(unfinished, text)
+        with pytest.raises(SourceError, match=r"ErrLakeDamaged.*v2\.metadata\.json") as caught:
+            catalog.load("bank.t")
+        assert not caught.value.retryable
+    unfinished.unlink()
+    without_checksum(hint, "500")
+    with pytest.raises(SourceError, match=r"ErrLakeDamaged.*version-hint\.text"):
+        catalog.load("bank.t")
+    hint.unlink()
+    assert catalog.load("bank.t") is not None
+
+
+def test_a_clock_that_is_far_behind_is_told_and_a_later_try_commits(spark, tmp_path):
+    catalog, metadata = Catalog(spark, str(tmp_path), "bank"), tmp_path / "bank" / "t" / "metadata"
+
+    def commit(cut):
+        transaction = catalog.begin(catalog.load("bank.t"))
+        catalog.fenced(transaction, transaction.newAppend(), cut)
+
+    def move_times(days):
+        described = json.loads((metadata / "v2.metadata.json").read_text())
+        moved_ms = days * 86_400_000
+        described["last-updated-ms"] += moved_ms
+        for each in (*described["snapshots"], *described["snapshot-log"]):
+            each["timestamp-ms"] += moved_ms
+        without_checksum(metadata / "v2.metadata.json", json.dumps(described))
+
+    catalog.create("bank.t", pa.schema([("id", pa.int64())]), ("id",))
+    commit(10)
+    move_times(1)
+    with pytest.raises(SourceError, match=r"ErrTargetRefused.*clock") as caught:
+        commit(20)
+    assert caught.value.retryable
+    move_times(-1)
+    commit(20)
+    assert catalog.position(catalog.load("bank.t"), "bank.t") == 20
 
 
 def test_a_changelog_holds_every_change_once(spark, changefeed, captures, upstream, tmp_path):

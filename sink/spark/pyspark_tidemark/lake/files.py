@@ -13,12 +13,17 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from pyspark_tidemark.errors import SourceError
 
 _SAMPLES, _SAMPLE_ROWS = 16, 128
 _MOST_DISTINCT = 0.95
 """Of all values of a sample, of a column that gets a dictionary."""
+
+
+RESTORE = "restore it from a backup, or create a new changefeed with a new target"
+"""What helps against a file of a lake that is damaged, or gone."""
 
 
 class Files(Protocol):
@@ -128,6 +133,22 @@ def sync_place(path: str) -> None:
         for directory in Path(file_system(path)[1]).parents[:2]:
             with suppress(FileNotFoundError):
                 sync(directory)
+
+
+def parquet_file(system: Any, path: str, *, pre_buffer: bool = False) -> Any:
+    """A Parquet file (pyarrow's) of a file system of pyarrow's, to be read.
+
+    Raises:
+        SourceError: ErrLakeDamaged, it is not whole.
+        FileNotFoundError: it is gone.
+    """
+    try:
+        return pq.ParquetFile(path, filesystem=system, pre_buffer=pre_buffer)
+    except pa.ArrowInvalid as err:
+        cause = str(err).partition("\n")[0]
+        raise SourceError(
+            "ErrLakeDamaged", f"{path} is no whole Parquet file ({cause}): {RESTORE}"
+        ) from None
 
 
 def file_system(path: str) -> tuple[Any, str]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.delta.files import DeletionVectors
-from pyspark_tidemark.lake.delta.log import commit_on_disk, settle
+from pyspark_tidemark.lake.delta.log import check_whole, commit_on_disk, settle
 
 ADD = {"path": "part-1.parquet", "partitionValues": {}, "size": 1}
 
@@ -126,3 +127,34 @@ def test_what_spark_has_put_there_is_made_durable_with_the_files_that_it_adds(ta
     del steps[:]
     settle(str(table), 2)
     assert steps == []
+
+
+def test_a_commit_that_was_cut_off_within_a_line_is_damage_wherever_that_was(table):
+    commit_on_disk(str(table), 0, [{"txn": {"appId": "a", "version": 1}}, {"add": ADD}])
+    path = table / "_delta_log" / f"{0:020}.json"
+    check_whole(str(table))
+    whole = path.read_bytes()
+    ends = {place for place, byte in enumerate(whole, 1) if byte == ord("\n")}
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        if length in ends or length + 1 in ends:
+            check_whole(str(table))  # the line is whole, and nobody can tell that one is missing
+            continue
+        with pytest.raises(SourceError, match=r"ErrLakeDamaged.*0\.json is no whole commit"):
+            check_whole(str(table))
+
+
+def test_what_is_behind_a_checkpoint_and_what_is_no_commit_is_not_looked_at(table):
+    log = table / "_delta_log"
+    for version in range(4):
+        commit_on_disk(str(table), version, [{"add": ADD}])
+    for name in (f"{4:020}.json.tmp", "foo.json", f"{9:020}.crc"):
+        (log / name).write_bytes(b"")
+    (log / f"{1:020}.json").write_bytes(b"")
+    (log / f"{2:020}.checkpoint.parquet").write_bytes(b"")
+    check_whole(str(table))
+    (log / f"{3:020}.json").write_bytes(b"")
+    with pytest.raises(SourceError, match="ErrLakeDamaged"):
+        check_whole(str(table))
+    with pytest.raises(SourceError, match="ErrLakeDamaged"):
+        settle(str(table), 2)

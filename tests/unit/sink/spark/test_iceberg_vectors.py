@@ -83,6 +83,25 @@ def test_a_damaged_vector_is_never_read_as_another_one(tmp_path, at):
         mask.vector.positions(Storage())
 
 
+def test_a_data_file_that_is_cut_off_or_gone_is_named(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"id": [1, 2]}, FIELDS), path)
+    share = Share(str(path), 0, 0, 1)
+    assert len(list(live_rows(Storage(), share, FIELDS))) == 1
+    whole = path.read_bytes()
+    for content in (b"", whole[:3], whole[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(
+            SourceError, match=r"ErrLakeDamaged.*rows\.parquet is no whole"
+        ) as caught:
+            list(live_rows(Storage(), share, FIELDS))
+        assert not caught.value.retryable
+    path.unlink()
+    with pytest.raises(SourceError, match=r"ErrLakeDamaged.*rows\.parquet is not there") as caught:
+        list(live_rows(Storage(), share, FIELDS))
+    assert caught.value.retryable, "somebody may have rewritten the table meanwhile"
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 60),

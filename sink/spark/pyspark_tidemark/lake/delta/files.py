@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from pyspark_tidemark.lake import roaring
 from pyspark_tidemark.lake.delta import partitions
 from pyspark_tidemark.lake.delta.partitions import Values
-from pyspark_tidemark.lake.files import file_system, repeating_columns
+from pyspark_tidemark.lake.files import file_system, parquet_file, repeating_columns
 from pyspark_tidemark.lake.keys import Kept, places_of
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull, met
 from pyspark_tidemark.lake.schema import VALID_TO, fitted
@@ -334,7 +334,7 @@ def stored_columns(layout: Layout, file: DataFile, schema: Any) -> Any:
     constants = layout.constants(file.add)
     stored = {name: layout.physical[name] for name in schema.names if name not in constants}
     # Not as a dataset, which costs more to open than a small file to read; a cut looks into many.
-    with pq.ParquetFile(path, filesystem=system) as opened:
+    with parquet_file(system, path) as opened:
         # A file may be older than a column, of the key as well.
         there = set(opened.schema_arrow.names)
         names = [name for name in stored.values() if name in there]
@@ -499,7 +499,7 @@ def pieces(layout: Layout, add: Mapping[str, Any], masked: Any) -> Iterator[Any]
     """
     system, path = file_system(layout.location(add))
     constants = layout.constants(add)
-    with pq.ParquetFile(path, filesystem=system) as file:
+    with parquet_file(system, path) as file:
         present = {
             name: layout.physical[name]
             for name in layout.in_files

@@ -36,9 +36,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_tidemark.column_metadata import COLUMN_ID
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.delta.files import DataFile, DeletionVectors, Layout, now_ms
 from pyspark_tidemark.lake.delta.partitions import is_possible
-from pyspark_tidemark.lake.files import sync, sync_place, sync_with_checksum
+from pyspark_tidemark.lake.files import RESTORE, sync, sync_place, sync_with_checksum
 
 _LOG = "_delta_log"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -76,7 +77,10 @@ _FRESH_S = 3600.0
 fails, as its file is there. Delta keeps the commits of weeks, so the file cannot be gone by then.
 """
 _READ = ("protocol", "metaData", "remove", "add", "txn")
+_DIGITS = 20
+"""Of a version, in the names of files."""
 _COMMIT = re.compile(r"\d{20}\.json")
+_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\..*(parquet|json)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,15 +177,51 @@ def replayed(root: str) -> Listing | None:
     whole = commits == [_commit_name(version) for version in range(len(commits))]
     if not commits or not whole or any("checkpoint" in name for name in names):
         return None
-    versions = [
-        [json.loads(line) for line in (log / name).read_bytes().splitlines()] for name in commits
-    ]
+    versions = [_actions(log / name) for name in commits]
     newest = {
         kind: value for actions in versions for action in actions for kind, value in action.items()
     }
     if not _known(newest["metaData"], newest["protocol"]):
         return None
     return reduce(Listing.after, versions, Listing.before_the_first(root))
+
+
+def check_whole(table: str) -> None:
+    """See that the commits behind the newest checkpoint, of a table in a directory, are whole:
+    Delta takes an empty one for a version that changes nothing.
+
+    Raises:
+        SourceError: ErrLakeDamaged.
+    """
+    names = {path.name for path in (Path(table) / _LOG).iterdir()}
+    checkpoint = max((name[:_DIGITS] for name in names if _CHECKPOINT.match(name)), default="")
+    for name in sorted(names):
+        if _COMMIT.fullmatch(name) and name[:_DIGITS] > checkpoint:
+            _actions(Path(table) / _LOG / name)
+
+
+def _actions(path: Path) -> list[dict[str, Any]]:
+    return parsed_actions(path.read_bytes(), str(path))
+
+
+def parsed_actions(content: bytes, place: str) -> list[dict[str, Any]]:
+    """The actions of a commit's file. Pure.
+
+    Raises:
+        SourceError: ErrLakeDamaged, it ends amid a line, or has none.
+    """
+    try:
+        # Not `splitlines` of text, which would take more than line feeds for ends of lines.
+        actions = [json.loads(line) for line in content.splitlines() if line]
+    except ValueError:
+        actions = []
+    if not actions or not all(isinstance(action, dict) for action in actions):
+        raise SourceError(
+            "ErrLakeDamaged",
+            f"{place} is no whole commit of a Delta table, so nobody can say what the table holds: "
+            f"if it is the newest one, and its writer died before it was done, remove it; else {RESTORE}",
+        )
+    return actions
 
 
 def creation(
@@ -325,7 +365,7 @@ def settle(table: str, before: int) -> None:
     """Make durable what Spark has put into a table in a directory after version `before`."""
     directory, version = Path(table) / _LOG, before + 1
     while (path := directory / _commit_name(version)).exists():
-        _sync_added(table, [json.loads(line) for line in path.read_bytes().splitlines()])
+        _sync_added(table, _actions(path))
         sync_with_checksum(path)
         sync_with_checksum(path.with_suffix(".crc"))  # Delta's own, of what the version shows
         version += 1
@@ -402,8 +442,7 @@ def commits_between(
             if "FileNotFoundException" not in str(err.java_exception.getClass().getName()):
                 raise
             continue
-        # Not `splitlines`: a text may hold what ends a line to Python, and not to JSON.
-        yield version, [json.loads(line) for line in text.split("\n") if line]
+        yield version, parsed_actions(text.encode(), str(path.toString()))
 
 
 def continues(version: int, commits: Iterable[tuple[int, Sequence[Mapping[str, Any]]]]) -> bool:

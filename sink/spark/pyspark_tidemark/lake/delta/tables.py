@@ -31,6 +31,7 @@ from pyspark_tidemark.lake.delta.log import (
     MAPPING,
     VECTORS,
     Listing,
+    check_whole,
     commit,
     commit_file,
     commit_info,
@@ -51,6 +52,7 @@ from pyspark_tidemark.lake.delta.log import (
 )
 from pyspark_tidemark.lake.delta.partitions import NULL_TEXTS, check_columns, fault_of, refusal
 from pyspark_tidemark.lake.delta.task_writers import actions_of, made_for
+from pyspark_tidemark.lake.files import RESTORE
 from pyspark_tidemark.lake.partitioning import IDENTITY, PartitionField, PartitionRules
 from pyspark_tidemark.lake.target import removed, rolled_back, table_path
 
@@ -220,6 +222,8 @@ class DeltaTables:
         """
         if self._is_local and not Path(self.path(name), "_delta_log").is_dir():
             return None
+        if self._is_local and name not in self._positioned:
+            check_whole(self.path(name))
         current = self.listing(name)
         snapshot = self.snapshot(name) if current is None else None
         if snapshot is not None and snapshot.version() < 0:
@@ -267,7 +271,7 @@ class DeltaTables:
         columns = self._partitions_to_make(name, schema)
         ids = changes.table.column_ids
         made = creation(without_metadata(schema), ids, self._properties, columns)
-        self._log(name).createLogDirectoriesIfNotExists()
+        Path(self.path(name), "_delta_log").mkdir(parents=True, exist_ok=True)
         self._begun[name] = made
         return nothing.after(made)
 
@@ -445,14 +449,16 @@ class DeltaTables:
                 return False
             try:
                 actions = made(current)
-            except FileNotFoundError:
+            except FileNotFoundError as err:
                 # Of a table that was removed, or restored from a copy.
                 self.forget_listing(name)
                 self.check_continues(name, current.version)
                 self._check_unapplied(changes)
                 newest = self.listing(name)
                 if newest is not None and newest.version == current.version:
-                    raise
+                    raise SourceError(
+                        "ErrLakeDamaged", f"{name} needs a file that is gone ({err}): {RESTORE}"
+                    ) from None
                 # Or somebody else has rewritten the table's files, and removed those of before.
                 continue
             if self.commit(changes, current, actions):

@@ -13,10 +13,11 @@ visible. Invariants:
 4. A deletion vector names a data file that the snapshot of its commit shows: whoever commits one
    has looked at the files that the commit begins with.
 
-From the target down: `target` (with the connector), `masking` (rows that are gone), `rewriting`
-(files joined), `table_keys` and `shown` (which files may hold a key), `catalog` (tables by name,
-commits with the fence), `java_files` and `java_catalog` (what Iceberg calls files and catalogs),
-`files`, `vectors` and `snapshot` (written, and read), `storage` (disks, HDFS and S3).
+From the target down: `target` (with the connector), `cut_writer` (a cut's files), `masking` (rows
+that are gone), `rewriting` (files joined), `table_keys` and `shown` (which files may hold a key),
+`catalog` (tables by name, commits with the fence), `java_files` and `java_catalog` (what Iceberg
+calls files and catalogs), `files`, `vectors` and `snapshot` (written, and read), `storage` (disks,
+HDFS and S3).
 This module has the record of the format. Pure, so that daemons read it without Spark.
 """
 
@@ -33,6 +34,7 @@ from pyspark_tidemark.lake.format import (
 )
 
 _JAR: Final = "org.apache.iceberg_iceberg-spark-runtime-4.1_2.13-1.12.0.jar"
+_DISK_JAR: Final = "com.globalmentor_hadoop-bare-naked-local-fs-0.1.0.jar"
 _S3_JAR: Final = "org.apache.iceberg_iceberg-aws-bundle-1.12.0.jar"
 
 ICEBERG: Final = LakeFormat(
@@ -48,8 +50,13 @@ ICEBERG: Final = LakeFormat(
     needs_rename=True,
     # For its table library: its Spark classes are those of another Spark.
     jars=Jars(
-        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
-        {_JAR: "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"},
+        # The second one is a file system for disks (`java_catalog.without_processes`).
+        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0,"
+        "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0",
+        {
+            _JAR: "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82",
+            _DISK_JAR: "e0cc30fb0531eb0b59468dc0abf5b257533d2365b5e9f45e795edd707aa78c62",
+        },
     ),
     store_jars={
         "s3": Jars(

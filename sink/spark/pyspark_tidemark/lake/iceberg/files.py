@@ -15,7 +15,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
-from pyspark_tidemark.lake.files import file_system, is_on_disk, repeating_columns, sync
+from pyspark_tidemark.lake.files import (
+    file_system,
+    is_on_disk,
+    parquet_file,
+    repeating_columns,
+    sync,
+)
 from pyspark_tidemark.lake.fold import FIRST_OP
 from pyspark_tidemark.lake.iceberg.partitions import UNPARTITIONED, Partition, Partitioning
 from pyspark_tidemark.lake.iceberg.row_order import RowOrder
@@ -127,6 +133,25 @@ class Written:
         return cls(path, deletes, size, Partition(*partition), sort_order)
 
 
+class _Rows:
+    """Rows that wait to be written, with the columns and types of a file's schema."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._waiting: list[Any] = []
+        self.nbytes = 0
+
+    def add(self, rows: Any) -> None:
+        if len(rows):
+            self._waiting.append(rows.select(self._schema.names).cast(self._schema))
+            self.nbytes += self._waiting[-1].nbytes
+
+    def take(self) -> Any:
+        """All of them (pyarrow.Table), which wait no longer; None: there are none."""
+        waiting, self._waiting, self.nbytes = self._waiting, [], 0
+        return pa.concat_tables(waiting) if waiting else None
+
+
 class _File:
     """One Parquet file, made at its first row."""
 
@@ -140,26 +165,21 @@ class _File:
         self._path = f"{layout.data}/{uuid.uuid4()}{'-deletes' if deletes else ''}.parquet"
         self._sink: Any = None
         self._writer: Any = None
-        self._pending: list[Any] = []
-        self.pending_bytes = 0
+        self.pending = _Rows(self._schema)
 
     def add(self, rows: Any) -> None:
-        if not len(rows):
-            return
-        self._pending.append(rows.select(self._schema.names).cast(self._schema))
-        self.pending_bytes += self._pending[-1].nbytes
-        if self.pending_bytes >= _GROUP_BYTES:
+        self.pending.add(rows)
+        if self.pending.nbytes >= _GROUP_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        if not self._pending:
+        rows = self.pending.take()
+        if rows is None:
             return
         with self._layout.storage.errors_named(self._path):
-            rows = pa.concat_tables(self._pending)
             if self._writer is None:
                 self._writer = self._opened(repeating_columns(rows))
             self._writer.write_table(rows)
-        self._pending, self.pending_bytes = [], 0
 
     def close(self) -> list[Written]:
         self.flush()
@@ -191,16 +211,14 @@ class _PartitionFiles:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._names = {number: name for name, number in field_ids(layout.arrow).items()}
-        self._pending: list[Any] = []
-        self._pending_bytes = 0
+        self._pending = _Rows(layout.arrow)
         self._open: dict[Partition, _File] = {}
         self._written: list[Written] = []
 
     def add(self, rows: Any) -> None:
         # Many rows at once, as each partition that they belong to gets a piece of its own.
-        self._pending.append(rows.select(self._layout.arrow.names).cast(self._layout.arrow))
-        self._pending_bytes += self._pending[-1].nbytes
-        if self._pending_bytes >= _GROUP_BYTES:
+        self._pending.add(rows)
+        if self._pending.nbytes >= _GROUP_BYTES:
             self._split()
 
     def close(self) -> list[Written]:
@@ -209,10 +227,9 @@ class _PartitionFiles:
         return self._written
 
     def _split(self) -> None:
-        if not self._pending:
+        rows = self._pending.take()
+        if rows is None:
             return
-        rows = pa.concat_tables(self._pending)
-        self._pending, self._pending_bytes = [], 0
         for partition, part in self._layout.partitioning.split(rows, self._names):
             if partition not in self._open:
                 if len(self._open) >= OPEN_FILES_MAX:
@@ -220,7 +237,7 @@ class _PartitionFiles:
                 self._open[partition] = _File(self._layout, partition=partition)
             self._open[partition].add(part)
         # Each file waits for a row group of its own, and there may be very many.
-        if sum(file.pending_bytes for file in self._open.values()) >= PENDING_BYTES_MAX:
+        if sum(file.pending.nbytes for file in self._open.values()) >= PENDING_BYTES_MAX:
             for file in self._open.values():
                 file.flush()
 
@@ -237,14 +254,12 @@ class _SortedFiles:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._pending: list[Any] = []
-        self._pending_bytes = 0
+        self._pending = _Rows(layout.arrow)
         self._written: list[Written] = []
 
     def add(self, rows: Any) -> None:
-        self._pending.append(rows.select(self._layout.arrow.names).cast(self._layout.arrow))
-        self._pending_bytes += self._pending[-1].nbytes
-        if self._pending_bytes >= PENDING_BYTES_MAX:
+        self._pending.add(rows)
+        if self._pending.nbytes >= PENDING_BYTES_MAX:
             self._write()
 
     def close(self) -> list[Written]:
@@ -252,12 +267,11 @@ class _SortedFiles:
         return self._written
 
     def _write(self) -> None:
-        if not self._pending:
+        rows = self._pending.take()
+        if rows is None:
             return
-        rows = self._layout.in_order(pa.concat_tables(self._pending))
-        self._pending, self._pending_bytes = [], 0
         files = _unsorted_files(self._layout)
-        files.add(rows)
+        files.add(self._layout.in_order(rows))
         self._written += files.close()
 
 
@@ -409,7 +423,7 @@ def read_columns(storage: Storage, location: str, fields: Any) -> Any:
     """
     with storage.errors_named(location):
         system, path = storage.open(location)
-        with pq.ParquetFile(path, filesystem=system, pre_buffer=True) as file:
+        with parquet_file(system, path, pre_buffer=True) as file:
             stored = file.read(columns=_stored_names(file, fields))
             return pa.table(_columns(file, stored, fields), names=fields.names).cast(fields)
 
@@ -462,7 +476,7 @@ def live_rows(storage: Storage, share: Share, fields: Any) -> Iterator[tuple[Any
     masked = None if share.vector is None else share.vector.positions(storage)
     with storage.errors_named(share.location):
         system, path = storage.open(share.location)
-        with pq.ParquetFile(path, filesystem=system, pre_buffer=True) as file:
+        with parquet_file(system, path, pre_buffer=True) as file:
             groups, at = _row_groups(file.metadata, share)
             names = _stored_names(file, fields)
             for batch in file.iter_batches(_READ_ROWS, row_groups=groups, columns=names):

@@ -36,12 +36,16 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_classes
-from pyspark_tidemark.lake.files import sync, sync_place, sync_with_checksum
+from pyspark_tidemark.lake.files import RESTORE, sync, sync_place, sync_with_checksum
 from pyspark_tidemark.sink_uri import CATALOG_ROOT, RENAMING, masked
 
 _SETTINGS = "spark.sql.catalog."
 _HADOOP = "hadoop."
 """Begins the settings of a catalog that are Hadoop's, as for Spark."""
+_DISK = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+"""Hadoop's local file system, but for the processes that that one starts: a `chmod` or two for each
+file, and as many for its checksum, made a commit of a table cost fifty of them.
+"""
 _KINDS = "rest, hive, jdbc, glue, nessie or hadoop"
 _REFUSED = ("NotAuthorizedException",)
 _REFUSED_BY_S3 = re.compile(r"Service: S3.*Status Code: 403")
@@ -63,6 +67,25 @@ _NO_DRIVER = "No suitable driver"
 _NO_CLASS = ("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodException")
 _NO_FILE_SYSTEM = "UnsupportedFileSystemException"
 _NO_BUCKET = "NoSuchBucketException"
+_GONE = "NotFoundException"
+_UNREADABLE = "RuntimeIOException"
+_DAMAGED = (
+    "ChecksumException",
+    "EOFException",
+    "InvalidAvroMagicException",
+    "JsonEOFException",
+    "JsonParseException",
+    "MismatchedInputException",
+)
+"""What has made a file of Iceberg's unreadable, if the file itself has."""
+_NO_VERSION = "Metadata file for version"
+"""Begins what Iceberg says of a version hint that names a version which is not there."""
+_CLOCK_BEHIND = (
+    "Expected sorted snapshot log entries",
+    "Invalid snapshot timestamp",
+    "Invalid update timestamp",
+)
+"""What Iceberg says of times more than a minute before those that a table has."""
 _WRONG = ("BadRequestException", "NoSuchNamespaceException", "ValidationException")
 _LOST = "CommitFailedException"
 _TOGETHER = "RESTCatalog"
@@ -93,12 +116,32 @@ def java_catalog(spark: SparkSession, root: str) -> Any:
             ErrTargetUnavailable.
     """
     if not is_named(root):
+        classes = java_classes(spark)
         settings = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - PySpark has no call for it
-        return java_classes(spark).org.apache.iceberg.hadoop.HadoopCatalog(settings, root)
+        conf = without_processes(classes, classes.org.apache.hadoop.conf.Configuration(settings))
+        return classes.org.apache.iceberg.hadoop.HadoopCatalog(conf, root)
     name, _ = name_and_namespace(root)
     given = settings_of(spark.conf.getAll, name)
     _check(name, given)
     return _built(spark, name, tuple(sorted(given.items())))
+
+
+def without_processes(classes: Any, conf: Any) -> Any:
+    """Hadoop's settings (Java) by which disks are written without a process for each file, where
+    the jar for it is on the class path and nobody has chosen another file system.
+
+    For Iceberg's own files alone: Spark must list directories that are links to others, too.
+    """
+    if conf.get("fs.file.impl") is not None:
+        return conf
+    try:
+        classes.java.lang.Class.forName(_DISK)
+    except Py4JJavaError:
+        return conf
+    conf.set("fs.file.impl", _DISK)
+    # Hadoop's cache knows schemes only: it would give Spark this one, or give us Spark's.
+    conf.setBoolean("fs.file.impl.disable.cache", True)  # noqa: FBT003 - Java's signature
+    return conf
 
 
 def settings_of(conf: Mapping[str, str], name: str) -> dict[str, str]:
@@ -147,6 +190,7 @@ def _built(spark: SparkSession, name: str, given: tuple[tuple[str, str], ...]) -
             hadoop.set(setting.removeprefix(_HADOOP), value)
         else:
             properties.put(setting, value)
+    without_processes(classes, hadoop)
     with explained(f"the catalog {name}"):
         return classes.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(name, properties, hadoop)
 
@@ -330,13 +374,11 @@ def explained(what: str) -> Iterator[None]:
             raise
         raise error from None
     except (IllegalArgumentException, UnsupportedOperationException) as err:
-        raise SourceError(
-            "ErrTargetRefused", f"{what} refuses: {_without_secrets(str(err))}"
-        ) from None
+        raise _refused(what, _without_secrets(str(err))) from None
 
 
 def translated(err: Any, what: str) -> SourceError | None:
-    """ErrCredentials, ErrTargetUnusable, ErrTargetRefused, or ErrTargetUnavailable,
+    """ErrCredentials, ErrTargetUnusable, ErrTargetRefused, ErrLakeDamaged, or ErrTargetUnavailable,
     which a new try may mend; None: the exception is none of a catalog's.
     """
     # The causes, too: catalogs wrap what their HTTP client or JDBC driver threw.
@@ -367,11 +409,31 @@ def translated(err: Any, what: str) -> SourceError | None:
             f"{what} needs jars that Spark does not have ({message}): name them by --conf "
             "spark.jars.packages=… or spark.driver.extraClassPath",
         )
+    is_damaged = _UNREADABLE in kinds and kinds & {*_DAMAGED}
+    if _GONE in kinds or is_damaged or message.startswith(_NO_VERSION):
+        return SourceError(
+            "ErrLakeDamaged",
+            f"{what} has a table that cannot be read: {message}. The newest v….metadata.json, if "
+            "its writer died before it was whole, and a version-hint.text that is wrong can be "
+            f"removed; else {RESTORE}",
+        )
     if kinds & {*_UNAVAILABLE}:
         return SourceError("ErrTargetUnavailable", f"{what} fails: {message}", retryable=True)
-    if kinds & {*_WRONG}:
-        return SourceError("ErrTargetRefused", f"{what} refuses: {message}")
+    if kinds & {*_WRONG} or any(said in message for said in _CLOCK_BEHIND):
+        return _refused(what, message)
     return None
+
+
+def _refused(what: str, message: str) -> SourceError:
+    if any(said in message for said in _CLOCK_BEHIND):
+        return SourceError(
+            "ErrTargetRefused",
+            f"{what} has a table whose newest snapshot is later than it is by this machine's "
+            f"clock, and Iceberg puts none before it ({message}): correct the clock; if it is "
+            "right, and was ahead before, wait until it is as late again",
+            retryable=True,
+        )
+    return SourceError("ErrTargetRefused", f"{what} refuses: {message}")
 
 
 def kind(err: Any) -> str:

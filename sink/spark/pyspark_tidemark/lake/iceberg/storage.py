@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_dict, java_items
-from pyspark_tidemark.lake.files import file_system
+from pyspark_tidemark.lake.files import RESTORE, file_system
 from pyspark_tidemark.lake.iceberg.java_catalog import object_store
 
 _S3: Final = ("s3", "s3a", "s3n")
@@ -67,14 +67,22 @@ class Storage:
 
     @contextmanager
     def errors_named(self, location: str) -> Iterator[None]:
-        """Give what S3 answers a code.
+        """Give what S3 answers a code, and that a file is gone.
 
         Raises:
-            SourceError: ErrCredentials; ErrTargetUnusable, there is no such bucket;
+            SourceError: ErrCredentials; ErrTargetUnusable, there is no such bucket; ErrLakeDamaged;
                 ErrTargetUnavailable, a new try may help.
         """
         try:
             yield
+        except FileNotFoundError:
+            # A rewrite of somebody else's may have removed it since the table was looked at.
+            raise SourceError(
+                "ErrLakeDamaged",
+                f"{location} is not there. Unless the next try finds the table without it, "
+                f"somebody has removed a file that the table needs: {RESTORE}",
+                retryable=True,
+            ) from None
         except OSError as err:
             if not is_s3(location):
                 raise
