@@ -469,7 +469,7 @@ class Changefeeds:
         audit_s = info.audit_s if update.audit_s is None else update.audit_s
         ignores_events = bool(info.event_filters)
         await self._check_audit(audit_s, sink_uri, info.source_uri, ignores_events=ignores_events)
-        check_merging(RouteRules(info.routes), info.source_uri, sink_uri)
+        check_merging(RouteRules(info.routes), sink_uri)
         source_uri = with_option(info.source_uri, ON_UNCLEAR_DDL, update.on_unclear_ddl)
         check_rereads(EventFilters(info.event_filters), source_uri)
         check_ddl(EventFilters(info.event_filters), source_uri, sink_uri)

@@ -131,7 +131,7 @@ class NewChangefeed:
         TableFilter(self.rules)
         ColumnRules(self.columns, self.zero_dates)
         self.mask_rules()
-        check_merging(RouteRules(self.routes), self.source_uri, self.sink_uri)
+        check_merging(RouteRules(self.routes), self.sink_uri)
         check_rereads(EventFilters(self.event_filters), self.source_uri)
         check_ddl(EventFilters(self.event_filters), self.source_uri, self.sink_uri)
         if takes_keyless(self.source_uri) and not keeps_changes(self.sink_uri):

@@ -28,13 +28,12 @@ from typing import Final
 from pyspark_tidemark.column_metadata import column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Shard, TableMeta
-from pyspark_tidemark.lake.format import APPEND, IGNORE, UPSERT
+from pyspark_tidemark.lake.format import IGNORE, MERGING_MODES
 from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.lake.shards import merged_table
 from pyspark_tidemark.sink_uri import format_of, settings_of
 
 from server.changefeed.filter import TableFilter
-from server.changefeed.source import scheme_of
 from server.changefeed.table import ShardOf, SourceTable, TableRecord
 from server.changefeed.table_rule import parts_of
 from storage.model.errors import InvalidError
@@ -231,7 +230,7 @@ def check_shard_changes(
                 )
 
 
-def check_merging(rules: RouteRules, source_uri: str, sink_uri: str) -> None:
+def check_merging(rules: RouteRules, sink_uri: str) -> None:
     """See that tables can be merged, if rules merge any.
 
     Raises:
@@ -241,12 +240,10 @@ def check_merging(rules: RouteRules, source_uri: str, sink_uri: str) -> None:
     if not rule:
         return
     lake = FORMATS.get(format_of(sink_uri))
-    if scheme_of(source_uri) != "mysql":
-        why = "so far tables are merged of MySQL's and MariaDB's, mysql://"
-    elif lake is None or not lake.is_directory:
+    if lake is None or not lake.is_directory:
         why = "so far tables are merged in lakes of Delta, Iceberg and Parquet"
-    elif settings.get("mode", lake.modes[0]) not in (UPSERT, APPEND):
-        why = f"tables are merged in the modes {UPSERT} and {APPEND}"
+    elif settings.get("mode", lake.modes[0]) not in MERGING_MODES:
+        why = f"tables are merged in the modes {', '.join(MERGING_MODES)}"
     elif settings.get("schema-evolution") == IGNORE:
         why = "columns of shards change one after the other, which schema-evolution=ignore forbids"
     else:

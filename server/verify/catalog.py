@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pyspark_tidemark.lake.format import UPSERT
+from pyspark_tidemark.lake.format import ROW_MODES, UPSERT
 
 from server.changefeed import keys
 from server.changefeed.history import History
@@ -153,7 +153,7 @@ async def tables_at(
             "compared with; compare other tables one by one, by their names"
         )
     shards = [each for each in names if in_force[each][1].shard is not None]
-    if shards and cut.mode != UPSERT:
+    if shards and cut.mode not in ROW_MODES:
         raise VerifyUnsupportedError(
             f"{', '.join(shards)}: merged with others in a lake that keeps changes, in which those "
             "of a shard that was dropped or renamed cannot be told from what a shard has now; "

@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable
 
 import pyarrow.flight as fl
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import Changefeed
+from pyspark_tidemark.options import parse
 
 from tests.integration.capture.processes import Cluster, Reader
-from tests.integration.dump.cluster_source import ClusterSource, Rows
+from tests.integration.dump.cluster_source import ClusterSource, Known, Rows
+from tests.integration.lake.memory import MemoryLake
 
 
 class ClusterTarget:
@@ -34,7 +38,7 @@ class ClusterTarget:
             )
             try:
                 self._step()
-            except (fl.FlightError, OSError) as err:
+            except (fl.FlightError, SourceError, OSError) as err:
                 problem = str(err)
                 time.sleep(0.1)
 
@@ -49,7 +53,7 @@ class ClusterTarget:
     def check(self) -> None:
         """Every row is as it is in the source."""
         for name, table in self._source.tables.items():
-            wanted = table.at(self.at)
+            wanted = self.due(table)
             rows = self.rows.get(f"shop.{name}", {})
             wrong = {
                 key: (value, wanted.get(key))
@@ -60,6 +64,10 @@ class ClusterTarget:
                 f"{name} at {self.at}: {len(wrong)} rows are not the source's: "
                 f"{list(wrong.items())[:5]}"
             )
+
+    def due(self, table: Known) -> Rows:
+        """What must be here of a table."""
+        return table.at(self.at)
 
     def _step(self) -> None:
         begin, reader = self.at, self._reader
@@ -83,5 +91,39 @@ class ClusterTarget:
             for name in [*ddl["dropped"], *ddl["truncated"]]:
                 self.rows.pop(name, None)
         self.at, self.cuts = end, self.cuts + 1
+        self._source.settle()
+        self.check()
+
+
+class MergedTarget(ClusterTarget):
+    """The same in a lake, by its job, that has all tables as the shards of one."""
+
+    ROUTE = "shop.*=lake.t{shard=_shard}"
+
+    def __init__(
+        self, cluster: Cluster, source: ClusterSource, changefeed: str, start_ts: int
+    ) -> None:
+        super().__init__(cluster, source, changefeed, start_ts)
+        endpoint = f"grpc://{cluster.capture.endpoints['flight']}"
+        options = parse({"endpoint": endpoint, "changefeed": changefeed, "cuts": "true"})
+        self._lake = MemoryLake(Changefeed(options), start_ts)
+
+    def due(self, table: Known) -> Rows:
+        """The lake follows a schema change with the cut behind it."""
+        is_emptied = (self.at, None, None) in table.history
+        return table.at(self.at - 1 if is_emptied else self.at)
+
+    def _step(self) -> None:
+        try:
+            if not self._lake.follow(wait_ms=300):
+                return
+        except SourceError:
+            self._lake.begin_again()
+            raise
+        assert self._lake.target.tables.keys() <= {"lake.t"}
+        self.at, self.cuts, self.rows = self._lake.at_ts, self.cuts + 1, {}
+        for table in self._lake.target.tables.values():
+            for row in table.rows.values():
+                self.rows.setdefault(row["_shard"], {})[row["id"]] = row["v"]
         self._source.settle()
         self.check()

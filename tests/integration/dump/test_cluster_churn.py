@@ -20,7 +20,7 @@ from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from tests.integration.capture.processes import Cluster, running_cluster
 from tests.integration.dump.cluster_source import ClusterSource
-from tests.integration.dump.cluster_target import ClusterTarget
+from tests.integration.dump.cluster_target import ClusterTarget, MergedTarget
 from tests.integration.tidb.pumps import FLAGS
 
 FEED = "shop"
@@ -83,15 +83,20 @@ def step(kind: str, cluster: Cluster, source: ClusterSource, chance: random.Rand
 
 
 def follow_dump(
-    cluster: Cluster, source: ClusterSource, source_uri: str, seed: int
+    cluster: Cluster,
+    source: ClusterSource,
+    source_uri: str,
+    seed: int,
+    kind_of_target: type[ClusterTarget],
 ) -> ClusterTarget:
     """One run."""
-    chance = random.Random(seed)
+    chance, merges = random.Random(seed), kind_of_target is MergedTarget
     source.create("plain", 700)
     source.create("big", 4500)
     source.create("parts", 600, partitions=3)
     source.create("side", 200)
     uri = ["--source-uri", source_uri] if source_uri else []
+    uri += ["--route", MergedTarget.ROUTE] if merges else []
     made = cluster.cli(
         *(
             "changefeed",
@@ -107,7 +112,7 @@ def follow_dump(
         *uri,
     )
     assert isinstance(made, dict), made
-    target = ClusterTarget(cluster, source, FEED, int(made["start_ts"]))
+    target = kind_of_target(cluster, source, FEED, int(made["start_ts"]))
     source.churn()
     asked(
         cluster,
@@ -126,10 +131,18 @@ def follow_dump(
     target.follow(lambda: target.at >= now)
     target.check()
     assert set(target.missing(now).values()) == {0}, (steps, target.missing(now))
+    if merges:
+        # Rows of shards that were dropped or renamed have gone.
+        assert {*target.rows} <= {f"shop.{name}" for name in source.tables}
     return target
 
 
-def run(directory: Path, seed: int, source_uri: str = "") -> ClusterTarget:
+def run(
+    directory: Path,
+    seed: int,
+    source_uri: str = "",
+    kind_of_target: type[ClusterTarget] = ClusterTarget,
+) -> ClusterTarget:
     """A run with a cluster of its own; what the reader has in the end,
     which was compared at each cut.
     """
@@ -141,15 +154,18 @@ def run(directory: Path, seed: int, source_uri: str = "") -> ClusterTarget:
             pump = cluster.start("pump", *data, *FLAGS, "--fake-binlog-seconds", "0.2")
         source = ClusterSource(cluster.pd, pump.endpoints["pump"] if pump else "", seed).opened()
         try:
-            return follow_dump(cluster, source, source_uri, seed)
+            return follow_dump(cluster, source, source_uri, seed, kind_of_target)
         finally:
             if source.is_alive():
                 source.stop()
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("seed", "source_uri"), [(1, ""), (2, ""), (3, "pump://")])
+@pytest.mark.parametrize(
+    ("seed", "source_uri", "kind"),
+    [(1, "", ClusterTarget), (2, "", MergedTarget), (3, "pump://", MergedTarget)],
+)
 def test_the_reader_has_the_sources_rows_at_each_cut_and_all_of_them_in_the_end(
-    tmp_path: Path, seed: int, source_uri: str
+    tmp_path: Path, seed: int, source_uri: str, kind: type[ClusterTarget]
 ) -> None:
-    assert any(run(tmp_path, seed, source_uri).rows.values())
+    assert any(run(tmp_path, seed, source_uri, kind).rows.values())

@@ -17,7 +17,7 @@ from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed, TableMeta
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cut_record import CutRecord, Shown
-from pyspark_tidemark.lake.format import UPSERT
+from pyspark_tidemark.lake.format import SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.schema import ENVELOPE, Policy, SchemaChange, lake_schema
 from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.target import Applied, Health, Kept
@@ -46,13 +46,14 @@ class MemoryTable:
 
 
 class MemoryTarget:
-    """Implements `lake.target.Target`, mode upsert;
+    """Implements `lake.target.Target`, mode upsert, or of merged tables soft-delete;
     `doubled` are inserts of keys that were there already.
     """
 
     empties_with_cut = False
 
-    def __init__(self) -> None:
+    def __init__(self, mode: str = UPSERT) -> None:
+        self.marks = mode == SOFT_DELETE
         self.tables: dict[str, MemoryTable] = {}
         self.doubled: list[str] = []
 
@@ -92,7 +93,8 @@ class MemoryTarget:
             if change["_op"] == "delete":
                 table.rows.pop(key, None)
                 continue
-            if change["_op"] == "insert" and key in table.rows:
+            there = table.rows.get(key, {"is_deleted": True})
+            if change["_op"] == "insert" and not there.get("is_deleted"):
                 self.doubled.append(f"{changes.table.name} {key} at {change['_commit_ts']}")
             assert row.keys() == set(table.schema.names), (
                 f"{row.keys()} are not {table.schema.names}"
@@ -142,13 +144,18 @@ class MemoryTarget:
             self.tables[new.name] = self.tables.pop(old.name)
 
     def shards(self, table: TableMeta) -> set[str]:
-        return {row[table.key[0]] for row in self.tables[table.name].rows.values()}
+        rows = self.tables[table.name].rows.values()
+        return {row[table.key[0]] for row in rows if not row.get("is_deleted")}
 
     def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
         known = self.tables[table.name]
         for step in steps:
             for key, row in list(known.rows.items()):
                 if row[step.column] != step.shard:
+                    continue
+                if step.is_gone and self.marks:
+                    ts = row["_commit_ts"] if row["is_deleted"] else step.ts
+                    known.rows[key] = row | {"is_deleted": True, "_commit_ts": ts}
                     continue
                 del known.rows[key]
                 if step.is_gone:
@@ -209,13 +216,16 @@ class MemoryLake:
         self._ack_again_at = time.monotonic() + ACK_AGAIN_S
         self._changefeed = changefeed
         self._manifest = MemoryManifest()
-        policy = Policy(UPSERT, on_drop="drop")
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """As a job that died within a cut."""
         self._applier = CutApplier(
-            changefeed,
+            self._changefeed,
             "memory",
             self.target,
             self._manifest,
-            policy=policy,
+            policy=Policy(UPSERT, on_drop="drop"),
             writers=TableWriters(source_options={}, spark=None, parallel=1),
         )  # type: ignore[arg-type]
 

@@ -23,16 +23,20 @@ from server.verify.lake.question import Question, ShardPart
 from server.verify.spans import Extent
 from tests.integration.capture.processes import running_cluster
 from tests.integration.lake.kept import KeptLake, has_rows
-from tests.unit.sink.spark.test_shards import INT, TEXT, WIDE, ShardedFeed, replayed
+from tests.unit.sink.spark.test_shards import INT, TEXT, WIDE, KeepingFeed, replayed
 
 pytestmark = pytest.mark.timeout(600)
 ROUTE = "mall_*.orders*=mall.orders{shard=_shard}"
 END = "mall_end.mark"
 ROWS = 9
 TARGETS = {
-    "delta": lambda spark, path: DeltaTarget(spark, path, "sharded"),
-    "iceberg": lambda spark, path: IcebergTarget(spark, path, "sharded"),
-    "parquet": ChangelogTarget,
+    ("delta", "soft-delete"): lambda *at: DeltaTarget(*at, "sharded", mode="soft-delete"),
+    ("iceberg", "upsert"): lambda *at: IcebergTarget(*at, "sharded"),
+    # Without deletion vectors files are written anew.
+    ("iceberg", "soft-delete"): lambda *at: IcebergTarget(
+        *at, "sharded", mode="soft-delete", deletion_vectors=False
+    ),
+    ("parquet", "append"): ChangelogTarget,
 }
 STEPS = (
     (
@@ -132,21 +136,21 @@ def test_shards_are_one_table_in_lakes_through_dump_log_and_ddl(
         assert cluster.cli("changefeed", "query", "-c", "shards")["state"] == "normal"
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])
-def test_a_merged_table_shows_its_shards_at_every_cut(spark, tmp_path, kind):
+@pytest.mark.parametrize(("kind", "mode"), TARGETS)
+def test_a_merged_table_shows_its_shards_at_every_cut(spark, tmp_path, kind, mode):
     feed = evolving()
     with FileManifest.opened(str(tmp_path), "sharded") as manifest:
-        target = TARGETS[kind](spark, str(tmp_path))
+        target = TARGETS[kind, mode](spark, str(tmp_path))
         applier = CutApplier(
             feed,
             "sharded",
             target,
             manifest,
-            policy=Policy("append" if kind == "parquet" else "upsert"),
+            policy=Policy(mode),
             writers=TableWriters(source_options={}, spark=spark, parallel=1),
         )
         start_ts = 0
-        for end_ts in feed.cut_ends(45, 75, 200):
+        for end_ts in feed.cut_ends(75, 200):
             applier.apply(Cut(0, start_ts, end_ts))
             start_ts = end_ts
         target.close()
@@ -159,9 +163,11 @@ def test_a_merged_table_shows_its_shards_at_every_cut(spark, tmp_path, kind):
         sent = [(name, row["id"], row["_op"]) for name, row in feed.changes]
         assert Counter(kept) == Counter(sent)
         return
-    for ts in (45, 75, 200):
-        expected = replayed(feed, ts).values()
+    for ts in (75, 200):
+        expected = (feed.kept(ts) if mode == "soft-delete" else replayed(feed, ts)).values()
         assert sorted(map(shown, map(dict_of, rows(ts)))) == sorted(map(shown, expected)), ts
+    if mode == "soft-delete":
+        return
     see_repaired(spark, f"{kind}://{tmp_path}", tmp_path)
     [row] = [row for row in rows(200) if (row["_shard"], row["id"]) == ("s2.t", 1)]
     assert (row["a"], row["c"], row["z"]) == (99, None, None)
@@ -194,7 +200,7 @@ def dict_of(row):
 
 def evolving():
     """Shards whose DDL comes one after the other."""
-    feed = ShardedFeed()
+    feed = KeepingFeed()
     feed.create(0, "s1.t", id=INT, a=INT, b=TEXT)
     feed.create(0, "s2.t", id=INT, a=INT)
     feed.put(10, "s1.t", {"id": 1, "a": 1, "b": "x"}, {"id": 2, "a": 2, "b": "y"})
@@ -213,4 +219,7 @@ def evolving():
     feed.put(105, "s2.t", {"id": 1, "a": 50, "c": 51})
     feed.drop(110, "s3.t")
     feed.put(115, "s1.t", {"id": 2, "z": "w"})
+    # Rows 1 and 2 take the places of those of the shard that had the name before; 3 stays.
+    feed.rename(120, "s1.t", "s3.t")
+    feed.delete(125, "s3.t", 2)
     return feed

@@ -21,7 +21,16 @@ import pyarrow as pa
 from pyspark_tidemark.column_metadata import column_ids, scalar, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Ddl, Known, TableMeta
-from pyspark_tidemark.lake.format import APPEND, DROP, EVOLVE, EXCEPTION, IGNORE, ROW_MODES, UPSERT
+from pyspark_tidemark.lake.format import (
+    APPEND,
+    DROP,
+    EVOLVE,
+    EXCEPTION,
+    IGNORE,
+    MERGING_MODES,
+    ROW_MODES,
+    UPSERT,
+)
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import (
     ENVELOPE,
@@ -147,7 +156,7 @@ class Barrier:
         self._known = Known(ts, now.tables)
         for table in now.tables.values():
             if table.shards and self._behind(table, ts) and isinstance(self._target, ShardTarget):
-                self._change_rows(table, vanished(table, self._target.shards(table)))
+                self._change_rows(table, vanished(table, self._target.shards(table), ts))
             self.fitting(table)
             if self._behind(table, ts):
                 self._target.rekey(table)
@@ -262,11 +271,11 @@ class Barrier:
         if table is None:
             return
         policy = self._policy
-        if not isinstance(self._target, ShardTarget) or policy.mode not in (UPSERT, APPEND):
+        if not isinstance(self._target, ShardTarget) or policy.mode not in MERGING_MODES:
             raise SourceError(
                 "ErrModeUnsupported",
                 f"{table.name} is merged of shards, which Delta, Iceberg and Parquet can keep, in "
-                f"the modes {UPSERT} and {APPEND}: create the changefeed with such a target",
+                f"the modes {', '.join(MERGING_MODES)}: create the changefeed with such a target",
             )
         if policy.evolution == IGNORE:
             raise SourceError(
@@ -277,7 +286,7 @@ class Barrier:
 
     def _change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
         # A changelog's rows stay as they were sent.
-        if steps and self._policy.mode == UPSERT:
+        if steps and self._policy.mode in ROW_MODES:
             assert isinstance(self._target, ShardTarget), "_check_shards"
             self._target.change_rows(table, steps)
 

@@ -14,6 +14,8 @@ from typing import Any, Final
 UPSERT, APPEND, SCD2, SOFT_DELETE = "upsert", "append", "scd2", "soft-delete"
 MODES: Final = (UPSERT, APPEND, SCD2, SOFT_DELETE)
 ROW_MODES: Final = (UPSERT, SOFT_DELETE)
+MERGING_MODES: Final = (UPSERT, SOFT_DELETE, APPEND)
+"""Those in which tables can be merged of shards."""
 """Those that keep one row for each key."""
 EVOLVE, EXCEPTION, IGNORE = "evolve", "exception", "ignore"
 EVOLUTIONS: Final = (EVOLVE, EXCEPTION, IGNORE)

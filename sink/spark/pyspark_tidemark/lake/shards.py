@@ -7,7 +7,7 @@ the widest of its types, null where a shard has no such column.
 
 1. At each cut a merged table has exactly the rows of the shards that the changefeed has there.
    Those of a shard that was dropped, truncated or left out go at that schema change, whatever
-   `--on-drop` says, which is for the whole table.
+   `--on-drop` says, which is for the whole table. In mode `soft-delete` they stay, marked.
 2. Columns are compared by name, as shards have no identities in common. So what a schema change
    means for the rows of its shard is told besides (`ShardRows`), and each of these steps can be
    made again.
@@ -35,8 +35,10 @@ class ShardRows:
     """The shard column."""
     shard: str
     """What it holds in these rows."""
+    ts: int
+    """Of the schema change."""
     is_gone: bool = False
-    """The rows go."""
+    """The rows go; in mode `soft-delete` they are marked."""
     new_name: str = ""
     """What it holds from now on; empty: the same."""
     filled: tuple[tuple[Any, Any], ...] = ()
@@ -76,6 +78,11 @@ def merged_table(shards: Sequence[TableMeta]) -> TableMeta:
                 )
             widest = fields.get(field.name, field)
             fields[field.name] = _widest(place.table, widest, shard, field)
+    if place.column.lower() in spellings:
+        name, owner = spellings[place.column.lower()]
+        raise _differing(
+            place.table, f"{owner} has {name} besides the column that tells shards apart"
+        )
     column = pa.field(place.column, pa.string())
     envelope = [first.schema.field(name) for name in ENVELOPE]
     return TableMeta(
@@ -164,10 +171,10 @@ def never_narrower(table: TableMeta, actual: Any) -> TableMeta:
     return dataclasses.replace(table, schema=pa.schema(fields))
 
 
-def vanished(table: TableMeta, shards: Iterable[str]) -> list[ShardRows]:
-    """The end of those `shards` in a merged table that the changefeed does not have any more."""
-    names = {shard.name for shard in table.shards}
-    return [ShardRows(table.key[0], name, is_gone=True) for name in sorted({*shards} - names)]
+def vanished(table: TableMeta, shards: Iterable[str], ts: int) -> list[ShardRows]:
+    """The end of those `shards` in a merged table that the changefeed does not have at `ts`."""
+    gone = {*shards} - {shard.name for shard in table.shards}
+    return [ShardRows(table.key[0], name, ts, is_gone=True) for name in sorted(gone)]
 
 
 def _merged_tables(tables: Iterable[TableMeta]) -> dict[str, TableMeta]:
@@ -192,11 +199,11 @@ def _shard_rows(ddl: Ddl, before: TableMeta, now: TableMeta) -> list[ShardRows]:
         if after is None or _is_emptied(ddl, shard, after):
             # Under both of its names: it may have been renamed by an earlier life.
             names = dict.fromkeys((name, new_name))
-            steps += [ShardRows(now.key[0], each, is_gone=True) for each in names]
+            steps += [ShardRows(now.key[0], each, ddl.ts, is_gone=True) for each in names]
             continue
         changed_name = "" if new_name == name else new_name
         filled = tuple(_filled(shard, after, now))
-        steps.append(ShardRows(now.key[0], name, new_name=changed_name, filled=filled))
+        steps.append(ShardRows(now.key[0], name, ddl.ts, new_name=changed_name, filled=filled))
     return [step for step in steps if step]
 
 

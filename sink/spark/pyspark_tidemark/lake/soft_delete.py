@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.errors import SourceError
@@ -53,7 +53,8 @@ def with_mark(table: TableMeta) -> TableMeta:
         SourceError: ErrNameUnsupported.
     """
     schema = table.schema
-    if len(schema) and schema.field(len(schema) - 1).equals(_FIELD, check_metadata=True):
+    # A merged table has it among the columns of its first shard.
+    if any(field.equals(_FIELD, check_metadata=True) for field in schema):
         return table
     clashing = [column for column in schema.names if column.lower() == IS_DELETED]
     if clashing:
@@ -95,10 +96,11 @@ def as_sent_frame(changes: DataFrame) -> DataFrame:
     return changes.withColumn("_op", op).drop(IS_DELETED)
 
 
-def all_gone(rows: DataFrame, ts: int) -> DataFrame:
-    """The rows of a table that was truncated at `ts`."""
-    when = F.when(F.col(IS_DELETED), F.col("_commit_ts")).otherwise(F.lit(ts))
-    return rows.withColumns({"_commit_ts": when, IS_DELETED: F.expr("true")})
+def all_gone(rows: DataFrame, ts: int, chosen: Column | None = None) -> DataFrame:
+    """The rows of a table that was truncated at `ts`, or of which only the `chosen` ones went."""
+    going = F.expr("true") if chosen is None else chosen
+    when = F.when(going & ~F.col(IS_DELETED), F.lit(ts)).otherwise(F.col("_commit_ts"))
+    return rows.withColumns({"_commit_ts": when, IS_DELETED: F.col(IS_DELETED) | going})
 
 
 def mark_all(table: str, ts: int) -> str:

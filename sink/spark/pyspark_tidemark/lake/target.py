@@ -30,6 +30,7 @@ from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.registry import find_format
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.shards import ShardRows
+from pyspark_tidemark.lake.soft_delete import IS_DELETED
 from pyspark_tidemark.sink_uri import SinkUri
 
 _ESCAPE = "~"
@@ -178,11 +179,14 @@ class ShardTarget(Protocol):
     """What a target offers besides that can keep tables which are merged of shards."""
 
     def shards(self, table: TableMeta) -> set[str]:
-        """The shards of which the table has rows; in mode `upsert`."""
+        """The shards of which the table has rows that are not gone; none of a changelog."""
 
     def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
-        """Change the rows of shards, in mode `upsert`: each step for itself, or all at once.
-        Harmless when repeated.
+        """Change the rows of shards, in the modes `upsert` and `soft-delete`: each step for itself,
+        or all at once. Harmless when repeated.
+
+        In `soft-delete` a name that a shard gets may have marked rows of an earlier one; those
+        whose key the shard has, too, go.
         """
 
 
@@ -275,6 +279,8 @@ def open_connector(lake_format: str) -> LakeConnector:
 
 def shards_in(rows: DataFrame, table: TableMeta) -> set[str]:
     """The shards of which there are rows of a merged table."""
+    if IS_DELETED in rows.columns:
+        rows = rows.where(f"NOT {IS_DELETED}")
     shards = rows.select(quoted(table.key[0])).distinct().collect()
     return {row[0] for row in shards}
 

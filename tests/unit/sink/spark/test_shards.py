@@ -10,7 +10,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Shard, TableMeta
 from pyspark_tidemark.lake.barrier import Barrier
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.format import APPEND, DROP, IGNORE, SOFT_DELETE, UPSERT
+from pyspark_tidemark.lake.format import APPEND, DROP, IGNORE, SCD2, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.schema import ENVELOPE, Policy
 from pyspark_tidemark.lake.shards import merged_table
 
@@ -66,6 +66,84 @@ class ShardedFeed(EvolvingFeed):
             for name, table in described.tables.items()
         }
         return dataclasses.replace(described, tables=tables)
+
+
+class KeepingFeed(ShardedFeed):
+    """The same, with what a lake keeps of shards in mode soft-delete."""
+
+    def __init__(self):
+        super().__init__()
+        self._kept = [(0, {})]
+
+    def kept(self, ts):
+        """All rows that the merged table had up to `ts`, by shard and key."""
+        return next(rows for at, rows in reversed(self._kept) if at <= ts)
+
+    def put(self, ts, name, *rows):
+        super().put(ts, name, *rows)
+        own = {"_shard": name, "_commit_ts": ts, "is_deleted": False}
+        self._change_kept(
+            ts, {(name, row["id"]): row | own for row in rows} if is_shard(name) else {}
+        )
+
+    def delete(self, ts, name, key):
+        super().delete(ts, name, key)
+        row = self.kept(ts)[name, key]
+        self._change_kept(ts, {(name, key): row | {"_commit_ts": ts, "is_deleted": True}})
+
+    def truncate(self, ts, name):
+        super().truncate(ts, name)
+        self._mark(ts, name)
+
+    def drop(self, ts, name):
+        super().drop(ts, name)
+        self._mark(ts, name)
+
+    def create_or_replace(self, ts, name, /, **columns):
+        super().create_or_replace(ts, name, **columns)
+        self._mark(ts, name)
+
+    def rename(self, ts, old, new):
+        super().rename(ts, old, new)
+        moved = {key: row for key, row in self.kept(ts).items() if key[0] == old}
+        named = {(new, key[1]): row | {"_shard": new} for key, row in moved.items()}
+        self._change_kept(ts, named, moved)
+
+    def alter(self, ts, name, query, renamed=None, defaults=None, dropped=(), /, **columns):
+        before = next(each for each in self.versions if each.name == name and each.to_ts > ts)
+        super().alter(ts, name, query, renamed, defaults, dropped, **columns)
+        gone = {each for each in before.columns if each not in columns or each in dropped}
+        new = {each: value for each, value in (defaults or {}).items() if each in columns}
+        self._change_kept(
+            ts,
+            {
+                key: row | dict.fromkeys(gone) | new
+                for key, row in self.kept(ts).items()
+                if key[0] == name
+            },
+        )
+
+    def _mark(self, ts, name):
+        marks = {"_commit_ts": ts, "is_deleted": True}
+        rows = self.kept(ts).items()
+        live = {key: row for key, row in rows if key[0] == name and not row["is_deleted"]}
+        self._change_kept(ts, {key: row | marks for key, row in live.items()})
+
+    def _change_kept(self, ts, changed, gone=()):
+        left = {key: row for key, row in self.kept(ts).items() if key not in gone}
+        shards = [each for each in self.versions if is_shard(each.name) and each.to_ts > ts]
+        columns = {column for each in shards for column in each.columns}
+        columns |= {"_shard", "_commit_ts", "is_deleted"}
+        rows = {
+            key: {column: value for column, value in row.items() if column in columns}
+            for key, row in (left | changed).items()
+        }
+        # The last shard takes the table with it.
+        self._kept.append((ts, rows if shards else {}))
+
+
+def is_shard(name):
+    return not name.startswith("other.")
 
 
 def replayed(feed, ts):
@@ -165,10 +243,12 @@ KINDS = ["create", "put", "put", "put", "delete", "drop", "truncate", "rename", 
 KINDS += ["alter", "alter", "alter"]
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_a_merged_table_equals_the_replays_of_its_shards_whatever_dies(data):
-    feed, target, manifest = ShardedFeed(), Mortal(), MemoryManifest()
+@pytest.mark.parametrize("mode", [UPSERT, SOFT_DELETE])
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_merged_table_equals_the_replays_of_its_shards_whatever_dies(mode, data):
+    feed, target, manifest = KeepingFeed(), Mortal(mode), MemoryManifest()
+    policy = Policy(mode, on_drop=DROP)
     feed.create(0, "s1.t", id=INT, a=INT, b=TEXT)
     feed.create(0, "other.u", id=INT)
     for ts in range(10, 10 * data.draw(st.integers(3, 14)), 10):
@@ -178,7 +258,7 @@ def test_a_merged_table_equals_the_replays_of_its_shards_whatever_dies(data):
     for end_ts in [*feed.cut_ends(), 1000]:
         while True:
             target.steps, target.dies_at = 0, data.draw(st.none() | st.integers(1, 10))
-            applier = applier or _applier(feed, target, manifest)
+            applier = applier or _applier(feed, target, manifest, policy)
             try:
                 applier.apply(Cut(0, start_ts, end_ts))
                 break
@@ -187,7 +267,8 @@ def test_a_merged_table_equals_the_replays_of_its_shards_whatever_dies(data):
                     raise
                 applier = None
         start_ts = end_ts
-        expected = replayed(feed, end_ts if end_ts == 1000 else end_ts - 1)
+        shown_ts = end_ts if end_ts == 1000 else end_ts - 1
+        expected = (feed.kept if mode == SOFT_DELETE else lambda ts: replayed(feed, ts))(shown_ts)
         table = target.tables.get("lake.t")
         assert not target.doubled
         if table is None:
@@ -210,7 +291,8 @@ def test_a_merged_table_equals_the_replays_of_its_shards_whatever_dies(data):
         for name in each.columns
     }
     if "lake.t" in target.tables:
-        assert {*target.tables["lake.t"].columns} == named | {"_shard"}
+        marks = {"is_deleted"} if mode == SOFT_DELETE else set()
+        assert {*target.tables["lake.t"].columns} == named | {"_shard"} | marks
 
 
 def test_a_column_stays_as_wide_as_a_shard_that_is_gone_had_it():
@@ -257,7 +339,7 @@ def _applier(feed, target, manifest, policy=None):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Policy(SOFT_DELETE), "in the modes upsert and append"),
+        (Policy(SCD2), "in the modes upsert, soft-delete, append"),
         (Policy(APPEND, IGNORE), "without --schema-evolution ignore"),
     ],
 )

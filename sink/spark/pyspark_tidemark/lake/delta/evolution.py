@@ -204,13 +204,18 @@ def mark_deleted(tables: DeltaTables, name: str, ts: int) -> None:
     tables.sql(name, mark_all(tables.sql_name(name), ts))
 
 
-def change_rows(tables: DeltaTables, name: str, steps: Sequence[ShardRows]) -> None:
+def change_rows(
+    tables: DeltaTables, table: TableMeta, steps: Sequence[ShardRows], *, soft_delete: bool
+) -> None:
     """Change the rows of shards, in one commit for each; doing it again changes nothing."""
-    table = tables.sql_name(name)
+    name, stored = table.name, tables.sql_name(table.name)
     for step in steps:
-        where = f"WHERE {quoted(step.column)} = {text_literal(step.shard)}"
+        is_shard = f"{quoted(step.column)} = {text_literal(step.shard)}"
+        if step.is_gone and soft_delete:
+            tables.sql(name, f"{mark_all(stored, step.ts)} AND {is_shard}")
+            continue
         if step.is_gone:
-            tables.sql(name, f"DELETE FROM {table} {where}")  # noqa: S608 - quoted
+            tables.sql(name, f"DELETE FROM {stored} WHERE {is_shard}")  # noqa: S608 - quoted
             continue
         values = [
             f"{quoted(field.name)} = {sql_literal(value, field.type)}"
@@ -218,7 +223,22 @@ def change_rows(tables: DeltaTables, name: str, steps: Sequence[ShardRows]) -> N
         ]
         if step.new_name:
             values.append(f"{quoted(step.column)} = {text_literal(step.new_name)}")
-        tables.sql(name, f"UPDATE {table} SET {', '.join(values)} {where}")  # noqa: S608 - quoted
+        if step.new_name and soft_delete:
+            tables.sql(name, _freed_keys(stored, table, step))
+        tables.sql(name, f"UPDATE {stored} SET {', '.join(values)} WHERE {is_shard}")  # noqa: S608 - quoted
+
+
+def _freed_keys(stored: str, table: TableMeta, step: ShardRows) -> str:
+    """The statement that removes marked rows of an earlier shard whose keys another one brings as
+    it gets that name.
+    """
+    column, *key = map(quoted, table.key)
+    same = " AND ".join(f"t.{name} = s.{name}" for name in key)
+    return (
+        f"MERGE INTO {stored} t "  # noqa: S608 - quoted
+        f"USING (SELECT {', '.join(key)} FROM {stored} WHERE {column} = {text_literal(step.shard)}) s "
+        f"ON t.{column} = {text_literal(step.new_name)} AND {same} WHEN MATCHED THEN DELETE"
+    )
 
 
 def begin_anew(tables: DeltaTables, table: TableMeta) -> None:

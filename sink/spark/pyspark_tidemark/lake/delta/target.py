@@ -156,7 +156,8 @@ class DeltaTarget:
 
     def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
         """One version for each step that changes rows."""
-        evolution.change_rows(self._tables, table.name, steps)
+        soft_delete = self._mode == SOFT_DELETE
+        evolution.change_rows(self._tables, table, steps, soft_delete=soft_delete)
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
         """One version without rows and with the new columns (upsert, soft-delete), else as

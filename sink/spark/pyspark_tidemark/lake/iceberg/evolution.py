@@ -7,20 +7,26 @@ here, does not know it.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
 
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.columns import literal, map_in_arrow, quoted, with_columns
+from pyspark_tidemark.lake.columns import internal, literal, map_in_arrow, quoted, with_columns
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task
+from pyspark_tidemark.lake.iceberg.java_files import CutFiles
+from pyspark_tidemark.lake.iceberg.masking import new_masks
 from pyspark_tidemark.lake.iceberg.partition_specs import PartitionSpecs
+from pyspark_tidemark.lake.iceberg.shown import ShownFiles, no_bounds
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.sort_orders import SortOrders
 from pyspark_tidemark.lake.iceberg.types import type_name
+from pyspark_tidemark.lake.keys import Kept
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
 from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.soft_delete import all_gone
@@ -141,56 +147,115 @@ def mark_deleted(spark: SparkSession, catalog: Catalog, name: str, ts: int) -> N
         catalog.fenced(transaction, rewrite, position or ts)
 
 
-def change_rows(
-    spark: SparkSession, catalog: Catalog, name: str, steps: Sequence[ShardRows]
-) -> None:
-    """Change the rows of shards, in one commit; doing it again changes nothing.
+@dataclass(frozen=True)
+class ShardEvolution:
+    """Changes the rows of shards; nobody else may commit meanwhile."""
 
-    Nobody else may commit meanwhile.
+    spark: SparkSession
+    catalog: Catalog
+    soft_delete: bool
+    """Rows that go are marked."""
+
+    def change(self, table: TableMeta, steps: Sequence[ShardRows], *, vectors: bool) -> None:
+        """Change rows in one commit; doing it again changes nothing.
+
+        With deletion `vectors` the rows of other shards stay where they are; without, files that
+        have rows of these shards are written anew.
+        """
+        stored, name = self.catalog.load(table.name), table.name
+        if stored.currentSnapshot() is None:
+            return
+        transaction, session = self.catalog.begin(stored), self.spark.newSession()
+        snapshot = Snapshot(session, self.catalog, stored, stored.currentSnapshot().snapshotId())
+        shards = sorted(self._concerned(steps))
+        column = StructField(table.key[0], StringType())
+        keys = session.createDataFrame([(shard,) for shard in shards], StructType([column]))
+        places = snapshot.places_of(keys, table.key[:1])
+        if not places:
+            return
+        position = self.catalog.position(transaction.table(), name) or 0
+        part = snapshot.only(places)
+        rows = part.frame()
+        if vectors:
+            rows = rows.where(F.col(quoted(table.key[0])).isin(shards))
+        for step in steps:
+            rows = self._changed(rows, step, table.key)
+        if not vectors:
+            # Equality deletes stay, as other files have rows that they take out.
+            replaced = [*part.data, *part.vectors.values()]
+            rewrite = _rewritten(self.catalog, transaction, part, rows, replaced)
+            self.catalog.fenced(transaction, rewrite, position)
+            return
+        written = () if self._all_go(steps) else _written(self.catalog, transaction.table(), rows)
+        shown = ShownFiles(self.catalog, no_bounds).of(name, stored, ())
+        masks = new_masks(self.catalog, stored, shown.data, places, Kept(0))
+        self.catalog.commit(transaction, CutFiles(written, (), masks), position)
+
+    def _concerned(self, steps: Sequence[ShardRows]) -> set[str]:
+        """The shards of which rows change."""
+        taken = {step.new_name for step in steps if step.new_name} if self.soft_delete else set()
+        return {step.shard for step in steps} | taken
+
+    def _all_go(self, steps: Sequence[ShardRows]) -> bool:
+        return not self.soft_delete and all(step.is_gone for step in steps)
+
+    def _changed(self, rows: DataFrame, step: ShardRows, key: Sequence[str]) -> DataFrame:
+        is_shard = F.col(quoted(step.column)) == F.lit(step.shard)
+        if step.is_gone:
+            marks = self.soft_delete
+            return all_gone(rows, step.ts, is_shard) if marks else rows.where(~is_shard)
+        if step.new_name and self.soft_delete:
+            rows = _with_free_keys(rows, step, key)
+        values = {field.name: literal(value, field.type) for field, value in step.filled}
+        if step.new_name:
+            values[step.column] = F.lit(step.new_name)
+        columns = [
+            F.when(is_shard, values[name].cast(rows.schema[name].dataType))
+            .otherwise(F.col(quoted(name)))
+            .alias(name)
+            if name in values
+            else F.col(quoted(name))
+            for name in rows.columns
+        ]
+        return rows.select(*columns)
+
+
+def _with_free_keys(rows: DataFrame, step: ShardRows, key: Sequence[str]) -> DataFrame:
+    """Without the marked rows of an earlier shard whose keys another one brings as it gets that
+    name.
     """
-    table = catalog.load(name)
-    if table.currentSnapshot() is None:
-        return
-    transaction = catalog.begin(table)
-    old = Snapshot(spark.newSession(), catalog, table, table.currentSnapshot().snapshotId())
-    concerned = F.col(quoted(steps[0].column)).isin([step.shard for step in steps])
-    if not old.data or old.frame().where(concerned).isEmpty():
-        return
-    rows = old.frame()
-    for step in steps:
-        rows = _changed(rows, step)
-    rewrite = _rewritten(catalog, transaction, old, rows)
-    catalog.fenced(transaction, rewrite, catalog.position(transaction.table(), name) or 0)
+    shard = F.col(quoted(step.column))
+    names = {name: internal(name) for name in key[1:]}
+    brought = [F.col(quoted(name)).alias(other) for name, other in names.items()]
+    coming = rows.where(shard == F.lit(step.shard)).select(*brought)
+    same = [F.col(quoted(name)) == F.col(quoted(other)) for name, other in names.items()]
+    return rows.join(coming, [shard == F.lit(step.new_name), *same], "left_anti")
 
 
-def _changed(rows: DataFrame, step: ShardRows) -> DataFrame:
-    is_shard = F.col(quoted(step.column)) == F.lit(step.shard)
-    if step.is_gone:
-        return rows.where(~is_shard)
-    values = {field.name: literal(value, field.type) for field, value in step.filled}
-    if step.new_name:
-        values[step.column] = F.lit(step.new_name)
-    columns = [
-        F.when(is_shard, values[name].cast(rows.schema[name].dataType))
-        .otherwise(F.col(quoted(name)))
-        .alias(name)
-        if name in values
-        else F.col(quoted(name))
-        for name in rows.columns
-    ]
-    return rows.select(*columns)
-
-
-def _rewritten(catalog: Catalog, transaction: Any, old: Snapshot, rows: DataFrame) -> Any:
-    """The operation that puts `rows` in the place of all that a snapshot shows, to be committed."""
+def _rewritten(
+    catalog: Catalog,
+    transaction: Any,
+    old: Snapshot,
+    rows: DataFrame,
+    replaced: Sequence[Any] | None = None,
+) -> Any:
+    """The operation that puts `rows` in the place of all that a snapshot shows, or of the files
+    `replaced` (Iceberg's Java); to be committed.
+    """
     table, rewrite = transaction.table(), transaction.newRewrite()
-    task = rows_by_task(catalog.layout(table, ()))
-    for row in map_in_arrow(rows, task, from_arrow_schema(WRITTEN)).collect():
-        rewrite.addFile(catalog.java_files.data(table, Written.parse(row)))
+    for file in _written(catalog, table, rows):
+        rewrite.addFile(catalog.java_files.data(table, file))
     rewrite.validateFromSnapshot(old.id)
-    for file in (*old.data, *old.deletes):
+    for file in [*old.data, *old.deletes] if replaced is None else replaced:
         rewrite.deleteFile(file)
     return rewrite
+
+
+def _written(catalog: Catalog, table: Any, rows: DataFrame) -> list[Written]:
+    """New data files with these rows."""
+    task = rows_by_task(catalog.layout(table, ()))
+    written = map_in_arrow(rows, task, from_arrow_schema(WRITTEN)).collect()
+    return [Written.parse(row) for row in written]
 
 
 def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:

@@ -37,12 +37,11 @@ from pyspark_tidemark.lake.iceberg.files import (
 from pyspark_tidemark.lake.iceberg.java_files import CutFiles
 from pyspark_tidemark.lake.iceberg.masking import new_masks
 from pyspark_tidemark.lake.iceberg.partitions import UNPARTITIONED, Partition
-from pyspark_tidemark.lake.iceberg.shown import ShownFiles, vector_of
+from pyspark_tidemark.lake.iceberg.shown import ShownFiles, no_bounds, vector_of
 from pyspark_tidemark.lake.iceberg.snapshot import SHARE, Snapshot
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.vectors import Mask, Masked, Vector, no_positions, written
 from pyspark_tidemark.lake.keys import Kept
-from pyspark_tidemark.lake.ranges import Bounds
 
 FULL_BYTES: Final = 128 << 20
 """A new file is made of old ones with about so much that lives."""
@@ -138,7 +137,7 @@ class Rewriting(_Rewriter):
         with self._committing:
             table = self._catalog.existing(name)
             transaction = self._catalog.begin(table)
-            shown = ShownFiles(self._catalog, _no_bounds).of(name, table, ())
+            shown = ShownFiles(self._catalog, no_bounds).of(name, table, ())
             there = {each.location for each in shown.deletes}
             masks = new_masks(self._catalog, table, shown.data, places, Kept(0))
             position = self._catalog.position(table, name) or 0
@@ -325,7 +324,3 @@ def _vector(vectors: Mapping[str, Any], location: str) -> Vector | None:
 
 def _positions(vector: Vector | None, storage: Storage) -> Any:
     return no_positions() if vector is None else vector.positions(storage)
-
-
-def _no_bounds(_table: Any, _key: Sequence[str], files: Sequence[Any]) -> list[Bounds]:
-    return [{} for _ in files]

@@ -8,7 +8,8 @@ own file systems would need theirs again.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -105,6 +106,17 @@ class Snapshot:
         if not self._masked:
             return whole
         return whole.unionByName(self._named(self._unmasked(ids, Origin(_SEQUENCE)), ids))
+
+    def only(self, locations: Collection[str]) -> "Snapshot":
+        """The same, of the data files at these locations alone."""
+        part = copy(self)
+        for name in ("data", "_masked", "_whole"):
+            files = [file for file in getattr(self, name) if str(file.location()) in locations]
+            setattr(part, name, files)
+        part.vectors = {
+            location: vector for location, vector in self.vectors.items() if location in locations
+        }
+        return part
 
     def places_of(self, keys: DataFrame, key: Sequence[str]) -> dict[str, Any]:
         """The positions of the rows that have one of `keys`, a frame of the key's columns, by the

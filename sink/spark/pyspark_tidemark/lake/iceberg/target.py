@@ -26,9 +26,9 @@ from pyspark_tidemark.lake.hadoop import remove
 from pyspark_tidemark.lake.iceberg.catalog import CUT, Catalog, Send
 from pyspark_tidemark.lake.iceberg.cut_writer import CutWriter
 from pyspark_tidemark.lake.iceberg.evolution import (
+    ShardEvolution,
     add_filled,
     begin_anew,
-    change_rows,
     evolve,
     free_former_key,
     mark_deleted,
@@ -270,8 +270,11 @@ class IcebergTarget:
     def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
         """One snapshot with all steps, if they change rows."""
         self._forget(table.name)
+        vectors = self._masking_of(self._catalog.existing(table.name)) is not None
+        soft_delete = self._mode == SOFT_DELETE
         with self._committing:
-            change_rows(self._spark, self._catalog, table.name, steps)
+            evolution = ShardEvolution(self._spark, self._catalog, soft_delete)
+            evolution.change(table, steps, vectors=vectors)
 
     def _frame(self, table: TableMeta) -> DataFrame | None:
         """The rows of the current snapshot; None: there is none."""
