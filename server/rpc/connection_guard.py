@@ -95,7 +95,7 @@ class ConnectionGuard:
             return
         while True:
             took_s = 0.0
-            if self._may_be_too_many(len(_open_files())):
+            if self._may_be_too_many(_count_open_files()):
                 # In a thread: thousands of system calls, and the loop serves meanwhile.
                 took_s = await asyncio.to_thread(self._timed_look)
             await asyncio.sleep(max(_LOOK_EVERY_S, took_s / _MOST_OF_TIME))
@@ -201,6 +201,14 @@ def _end(connection: Accepted) -> bool:
             one.shutdown(socket.SHUT_RDWR)
             return True
     return False
+
+
+def _count_open_files() -> int:
+    # Linux since 6.2 says it as the directory's size, a hundred times as fast as by its names.
+    with suppress(OSError):
+        if count := os.stat(_FILES).st_size:  # noqa: PTH116 - ten times a second
+            return count
+    return len(_open_files())
 
 
 def _open_files() -> Sequence[int]:

@@ -26,7 +26,7 @@ from server.rpc.config import (
     choose,
     connections_per_address,
 )
-from server.rpc.connection_guard import ConnectionGuard, allowed_each
+from server.rpc.connection_guard import ConnectionGuard, _count_open_files, allowed_each
 from server.rpc.http2 import frames
 from server.rpc.listener import client_address
 from server.rpc.server import RpcServer
@@ -218,6 +218,18 @@ def test_files_that_are_no_connections_cost_no_look(tmp_path: Path) -> None:
         assert guard.look() == 0
         assert not guard._may_be_too_many(files)
         assert guard._may_be_too_many(files + 102)
+
+
+@pytest.mark.parametrize("directory", ["/proc/self/fd", "/proc/self/fdinfo"])
+def test_open_files_are_counted_also_where_the_directory_has_no_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str
+) -> None:
+    monkeypatch.setattr("server.rpc.connection_guard._FILES", directory)
+    with ExitStack() as stack:
+        for number in range(300):
+            stack.enter_context((tmp_path / str(number)).open("w"))
+        # Threads of other tests may open and close some meanwhile.
+        assert abs(_count_open_files() - len(list(Path("/proc/self/fd").iterdir()))) < 100
 
 
 def test_connections_that_were_reset_hide_no_new_ones() -> None:
