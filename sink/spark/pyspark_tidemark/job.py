@@ -44,7 +44,7 @@ from pyspark_tidemark.lake.maintenance import Maintenance
 from pyspark_tidemark.lake.manifest import check_mode
 from pyspark_tidemark.lake.opening import open_target, opened_manifest
 from pyspark_tidemark.lake.reporter import Reporter
-from pyspark_tidemark.lake.session import open_session, trigger_s
+from pyspark_tidemark.lake.session import open_session, silence_arrow, trigger_s
 from pyspark_tidemark.options import Options, parse
 from pyspark_tidemark.output import own_output, write_line
 from pyspark_tidemark.progress import document
@@ -175,6 +175,7 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
 
 def _session(arguments: Arguments) -> SparkSession:
     if is_attached():
+        silence_arrow()
         return attached_session(arguments.target.format)
     return open_session(
         master=arguments.master,

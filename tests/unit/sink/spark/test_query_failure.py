@@ -1,4 +1,7 @@
-"""What a query is said to have ended by."""
+"""What a lake job prints besides its own lines: how a query ended, and nothing of Arrow's."""
+
+import subprocess
+import sys
 
 from pyspark_tidemark.job import _query_failure
 
@@ -20,3 +23,16 @@ def test_it_is_the_line_that_the_supervisor_reads_from_the_job_and_reports_too()
 def test_a_query_that_ended_without_a_word_is_told_as_well():
     assert _query_failure(None).message == "Spark ended the query: None"
     assert _query_failure(Exception("")).message == "Spark ended the query: "
+
+
+def test_arrow_does_not_warn_of_rows_that_came_over_flight():
+    """It did so ten times a cut, in C++: only a process of its own shows it."""
+    code = (
+        "import pyarrow as pa; from pyspark_tidemark.lake.session import silence_arrow\n"
+        "silence_arrow()\n"
+        "buffer = pa.allocate_buffer(81).slice(1, 80)\n"
+        "column = pa.Array.from_buffers(pa.int64(), 10, [None, buffer])\n"
+        "pa.table({'a': column}).group_by('a').aggregate([([], 'count_all')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert done.stderr == b""
