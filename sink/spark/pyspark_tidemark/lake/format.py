@@ -14,9 +14,9 @@ from typing import Any, Final
 UPSERT, APPEND, SCD2, SOFT_DELETE = "upsert", "append", "scd2", "soft-delete"
 MODES: Final = (UPSERT, APPEND, SCD2, SOFT_DELETE)
 ROW_MODES: Final = (UPSERT, SOFT_DELETE)
+"""Those that keep one row for each key."""
 MERGING_MODES: Final = (UPSERT, SOFT_DELETE, APPEND)
 """Those in which tables can be merged of shards."""
-"""Those that keep one row for each key."""
 EVOLVE, EXCEPTION, IGNORE = "evolve", "exception", "ignore"
 EVOLUTIONS: Final = (EVOLVE, EXCEPTION, IGNORE)
 """What a lake job can do at a DDL, its default first."""
