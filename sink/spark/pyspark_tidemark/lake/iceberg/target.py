@@ -270,7 +270,8 @@ class IcebergTarget:
     def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
         """One snapshot with all steps, if they change rows."""
         self._forget(table.name)
-        vectors = self._masking_of(self._catalog.existing(table.name)) is not None
+        existing = self._catalog.existing(table.name)
+        vectors = self._masking is not None and self._catalog.knows_vectors(existing)
         soft_delete = self._mode == SOFT_DELETE
         with self._committing:
             evolution = ShardEvolution(self._spark, self._catalog, soft_delete)
