@@ -328,11 +328,11 @@ async def test_a_row_binlogged_but_not_yet_committed_is_not_dumped_as_it_was(
 ) -> None:
     """Semi-sync AFTER_SYNC holds commits that are logged; a low watermark that is read is wrong."""
 
-    async def looked(marks: WatermarkWriter) -> bool:
+    async def measure_lag(marks: WatermarkWriter) -> bool:
         del marks
         return True  # a probe of the lag in front of the first round would wait, too
 
-    monkeypatch.setattr(WatermarkWriter, "looked", looked)
+    monkeypatch.setattr(WatermarkWriter, "measure_lag", measure_lag)
     flags = ("--rpl-semi-sync-master-enabled=ON", "--rpl-semi-sync-master-timeout=600000")
     with running_mariadb(*flags, "--rpl-semi-sync-master-wait-point=AFTER_SYNC") as server:
         server.execute(

@@ -74,7 +74,7 @@ def test_what_a_long_collection_leaves_is_not_looked_at_again(monkeypatch):
 async def test_they_are_freed_soon_after_the_end(monkeypatch):
     monkeypatch.setattr(long_lived, "_FREE_AFTER_S", 0.0)
     freed = asyncio.Event()
-    monkeypatch.setattr(long_lived, "free", freed.set)
+    monkeypatch.setattr(long_lived, "collect_cycles", freed.set)
     long_lived.dropped_tables(TABLES_MIN)
     async with asyncio.timeout(60):
         await freed.wait()
