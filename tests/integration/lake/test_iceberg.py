@@ -3,6 +3,9 @@ and by ours at any cut.
 """
 
 import json
+import math
+from datetime import UTC, datetime
+from decimal import Decimal
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -15,6 +18,7 @@ from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.iceberg import maintenance, rewriting
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.files import write
 from pyspark_tidemark.lake.iceberg.java_catalog import without_processes
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.maintenance import KeptCuts
@@ -321,6 +325,30 @@ def test_iceberg_alone_writes_to_disks_without_a_process_for_each_file(spark, tm
     assert others.getClass().getSimpleName() == "LocalFileSystem"
     conf.set("fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
     assert without_processes(classes, conf).get("fs.file.impl").endswith("RawLocalFileSystem")
+
+
+def test_files_have_the_statistics_that_iceberg_itself_reads(spark, tmp_path):
+    catalog, iceberg = Catalog(spark, str(tmp_path), "bank"), java_classes(spark).org.apache.iceberg
+    columns = {
+        "id": pa.array([3, 1, None], pa.int64()),
+        "v": pa.array(["a" * 40, None, "\U0001f600" * 20]),
+        "d": pa.array([Decimal("-1.50"), Decimal("70.25"), None], pa.decimal128(20, 2)),
+        "x": pa.array([math.nan, -0.5, None]),
+        "at": pa.array([datetime(2026, 1, 2, tzinfo=UTC), None, None], pa.timestamp("us", "UTC")),
+        "b": pa.array([b"\xff" * 20, b"", None]),
+    }
+    table = catalog.create("bank.t", pa.table(columns).schema, ())
+    [file] = write(catalog.layout(table, ()), pa.table(columns))
+    place = table.io().newInputFile(file.path)
+    metrics = iceberg.parquet.ParquetUtil.fileMetrics(place, iceberg.MetricsConfig.forTable(table))
+    by_iceberg = iceberg.DataFiles.builder(table.spec()).withInputFile(place).withFormat("parquet")
+    described = [
+        str(iceberg.ContentFileParser.toJson(each, table.spec()))
+        for each in (catalog.java_files.data(table, file), by_iceberg.withMetrics(metrics).build())
+    ]
+    assert described[0] == described[1]
+    assert '"record-count":3' in described[0]
+    assert '"lower-bounds"' in described[0]
 
 
 def without_checksum(path, text):

@@ -83,8 +83,9 @@ class Catalog:
         self.is_named = is_named(root)
         """Whether it is a catalog of its own, which knows where tables lie."""
         self._place = f"the catalog {name_and_namespace(root)[0]}" if self.is_named else root
-        self.java_files = JavaFiles(self._iceberg, self._ints, self._place)
+        self.java_files = JavaFiles(self._classes, self._ints, self._place)
         self._parent = name_and_namespace(root)[1] if self.is_named else ()
+        self._identifiers: dict[str, Any] = {}
 
     def load(self, name: str) -> Any:
         """Iceberg's table object, current; None if there is none.
@@ -520,10 +521,11 @@ class Catalog:
 
     def identifier(self, name: str) -> Any:
         """Iceberg's name of a table."""
-        database, _, table = name.partition(".")
-        return self._iceberg.catalog.TableIdentifier.of(
-            self.strings((*self._parent, path_part(database), path_part(table)))
-        )
+        if name not in self._identifiers:
+            database, _, table = name.partition(".")
+            parts = self.strings((*self._parent, path_part(database), path_part(table)))
+            self._identifiers[name] = self._iceberg.catalog.TableIdentifier.of(parts)
+        return self._identifiers[name]
 
 
 def _recorded_cut(table: Any) -> int | None:

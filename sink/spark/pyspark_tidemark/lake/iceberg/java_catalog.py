@@ -67,7 +67,7 @@ _NO_DRIVER = "No suitable driver"
 _NO_CLASS = ("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodException")
 _NO_FILE_SYSTEM = "UnsupportedFileSystemException"
 _NO_BUCKET = "NoSuchBucketException"
-_GONE = "NotFoundException"
+_GONE = ("NoSuchFileException", "NotFoundException")
 _UNREADABLE = "RuntimeIOException"
 _DAMAGED = (
     "ChecksumException",
@@ -410,7 +410,7 @@ def translated(err: Any, what: str) -> SourceError | None:
             "spark.jars.packages=… or spark.driver.extraClassPath",
         )
     is_damaged = _UNREADABLE in kinds and kinds & {*_DAMAGED}
-    if _GONE in kinds or is_damaged or message.startswith(_NO_VERSION):
+    if kinds & {*_GONE} or is_damaged or message.startswith(_NO_VERSION):
         return SourceError(
             "ErrLakeDamaged",
             f"{what} has a table that cannot be read: {message}. The newest v….metadata.json, if "
