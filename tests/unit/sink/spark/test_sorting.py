@@ -2,13 +2,15 @@
 `tests/integration/lake/test_partitions.py` asks Iceberg itself.
 """
 
+import dataclasses
 import functools
 import json
 import math
+import tempfile
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
@@ -168,6 +170,33 @@ def test_floating_point_numbers_are_sorted_by_sign_and_nan_is_the_largest(
         return (0, -rank if is_descending else rank)
 
     assert places == sorted(range(len(ranks)), key=by_hand)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(rows, st.booleans()), min_size=1, max_size=4), orders, st.integers(1, 9))
+def test_rows_of_files_are_joined_in_order_whether_these_have_it_or_not(parts, order, at_once):
+    with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "_READ_ROWS", at_once)
+        sorted_layout = Layout(
+            root, SCHEMA.serialize().to_pybytes(), (), order=RowOrder(1, tuple(order))
+        )
+        unsorted_layout = dataclasses.replace(sorted_layout, order=RowOrder())
+        shares, given_rows = [], []
+        for part, is_sorted in parts:
+            columns = [list(column) for column in zip(*part, strict=True)] or [[], []]
+            layout = sorted_layout if is_sorted else unsorted_layout
+            shares += [
+                Share(file.path, 1, 0, 1) for file in files.write(layout, pa.table(columns, SCHEMA))
+            ]
+            given_rows.append(layout.in_order(pa.table(columns, SCHEMA)))
+        new = joined(sorted_layout, shares)
+        expected = sorted_layout.in_order(pa.concat_tables(given_rows)).to_pylist()
+        batches = (
+            []
+            if new is None
+            else live_rows(unsorted_layout.storage, Share(new.path, 1, 0, 1), SCHEMA)
+        )
+        assert [row for batch, _ in batches for row in batch.to_pylist()] == expected
 
 
 def test_rows_of_joined_files_are_found_at_their_new_places(tmp_path, monkeypatch):

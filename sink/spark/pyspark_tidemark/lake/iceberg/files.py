@@ -24,7 +24,7 @@ from pyspark_tidemark.lake.files import (
 )
 from pyspark_tidemark.lake.fold import FIRST_OP
 from pyspark_tidemark.lake.iceberg.partitions import UNPARTITIONED, Partition, Partitioning
-from pyspark_tidemark.lake.iceberg.row_order import RowOrder
+from pyspark_tidemark.lake.iceberg.row_order import RowOrder, Runs
 from pyspark_tidemark.lake.iceberg.storage import Storage, is_s3
 from pyspark_tidemark.lake.iceberg.types import field_ids, key_fields
 from pyspark_tidemark.lake.iceberg.vectors import Vector
@@ -324,12 +324,26 @@ def joined(layout: Layout, parts: "Iterable[Share]") -> Written | None:
     none. Whoever asked for it knows the partition.
     """
     file = _File(layout)
-    rows = _live_tables(layout, parts, layout.arrow)
-    if layout.order.fields:
-        rows = iter([layout.in_order(pa.concat_tables([layout.arrow.empty_table(), *rows]))])
-    for part in rows:
+    for part in _in_order(layout, list(parts)):
         file.add(part)
     return next(iter(file.close()), None)
+
+
+def _in_order(layout: Layout, parts: "list[Share]") -> Iterator[Any]:
+    """The live rows of `parts` in the table's order (pyarrow.Tables)."""
+    if not layout.order.fields:
+        yield from _live_tables(layout, parts, layout.arrow)
+        return
+    keys = [_table(layout, [part], layout.order_columns) for part in parts]
+    if not any(map(len, keys)):
+        return
+    runs = Runs(layout.places(pa.concat_tables(keys)), [len(each) for each in keys])
+    del keys
+    if runs.are_sorted:
+        rows = [_live_tables(layout, [part], layout.arrow) for part in parts]
+        yield from runs.merged(rows, _READ_ROWS)
+    else:  # files that are older than the table's order
+        yield layout.in_order(_table(layout, parts, layout.arrow))
 
 
 def joined_places(layout: Layout, parts: "Iterable[Share]", places: Any) -> Any:
@@ -339,10 +353,14 @@ def joined_places(layout: Layout, parts: "Iterable[Share]", places: Any) -> Any:
     if not layout.order.fields:
         return places
     fields = layout.order_columns
-    order = layout.places(pa.concat_tables(_live_tables(layout, parts, fields)))
+    order = layout.places(_table(layout, parts, fields))
     new_places = np.empty(len(order), np.int64)
     new_places[order] = np.arange(len(order))
     return np.sort(new_places[places])
+
+
+def _table(layout: Layout, parts: "Iterable[Share]", fields: Any) -> Any:
+    return pa.concat_tables([fields.empty_table(), *_live_tables(layout, parts, fields)])
 
 
 def _live_tables(layout: Layout, parts: "Iterable[Share]", fields: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ they were: who knows where rows were before knows where they are after.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,57 @@ class RowOrder:
             directions.append((f"{number}", _direction(field.is_descending)))
         places = pc.sort_indices(pa.table(keys), sort_keys=directions)
         return places.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+class Runs:
+    """Several runs of rows, one after the other, that are to be in one order."""
+
+    def __init__(self, places: Any, lengths: Sequence[int]) -> None:
+        """`places` are those of all rows, as `RowOrder.places` has them; `lengths` are the
+        runs'.
+        """
+        self._places = places
+        self._run_of = np.searchsorted(np.cumsum(lengths), places, side="right")
+        self._count = len(lengths)
+
+    @property
+    def are_sorted(self) -> bool:
+        """Whether each run has the order already."""
+        by_run = self._places[np.argsort(self._run_of, kind="stable")]
+        return bool((by_run == np.arange(len(by_run))).all())
+
+    def merged(self, runs: Sequence[Iterator[Any]], at_once: int) -> Iterator[Any]:
+        """The rows of runs that are sorted (each an iterator of pyarrow.Tables), in order, so many
+        at once; no more of a run is in memory than what it has yielded last, and these.
+        """
+        readers = [_Reader(run) for run in runs]
+        for begin in range(0, len(self._places), at_once):
+            run_of = self._run_of[begin : begin + at_once]
+            counts = np.bincount(run_of, minlength=self._count)
+            parts = [reader.next(int(count)) for reader, count in zip(readers, counts, strict=True)]
+            grouped = np.empty(len(run_of), np.int64)
+            grouped[np.argsort(run_of, kind="stable")] = np.arange(len(run_of))
+            rows = pa.concat_tables([part for each in parts for part in each])
+            yield rows.take(pa.array(grouped))
+
+
+class _Reader:
+    """Takes rows from a run."""
+
+    def __init__(self, run: Iterator[Any]) -> None:
+        self._run = run
+        self._rest: Any = None
+
+    def next(self, count: int) -> list[Any]:
+        """The next rows, in tables."""
+        parts = []
+        while count:
+            if self._rest is None or not len(self._rest):
+                self._rest = next(self._run)
+            parts.append(self._rest.slice(0, count))
+            self._rest = self._rest.slice(len(parts[-1]))
+            count -= len(parts[-1])
+        return parts
 
 
 def _sortable(column: Any) -> Any:
