@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
 
 from pyspark_tidemark.errors import MOVED_BACK, SourceError, from_text
+from pyspark_tidemark.lake.files import RESTORE
 
 _REFUSED: Final = (AnalysisException, ParseException, IllegalArgumentException)
 _MISTAKES: Final = (
@@ -43,6 +44,15 @@ _PERMANENT_CODES: Final = frozenset(
     }
 )
 """Codes whose errors cannot heal, for errors that come as text out of Spark's Python processes."""
+_DAMAGED: Final = (
+    "[DELTA_LOG_FILE_NOT_FOUND]",
+    "[DELTA_MISSING_PART_FILES]",
+    "[DELTA_STATE_RECOVER_ERROR]",
+    "[DELTA_TRUNCATED_TRANSACTION_LOG]",
+    "[DELTA_VERSIONS_NOT_CONTIGUOUS]",
+    "[FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER]",
+)
+"""What Delta and Spark call logs and files that are not whole."""
 _CAUSE_CHARACTERS_MAX = 600
 
 
@@ -63,6 +73,13 @@ def named(err: BaseException) -> SourceError:
     if "[TM:" in text:
         error = from_text(text, retryable=True)
         return SourceError(error.code, error.message, retryable=error.code not in _PERMANENT_CODES)
+    if any(said in text for said in _DAMAGED):
+        # Another engine may only be removing old parts of the log.
+        return SourceError(
+            "ErrLakeDamaged",
+            f"Spark cannot read a table of the lake ({cause}). If that stays so: {RESTORE}",
+            retryable=True,
+        )
     if isinstance(err, MemoryError):
         return SourceError("ErrJobMemory", f"the job has no memory left: {cause}", retryable=True)
     if isinstance(err, _REFUSED):

@@ -31,6 +31,13 @@ from pyspark_tidemark.lake.failure import in_table, named
             "ErrQueryFailed",
             True,
         ),
+        (
+            PySparkRuntimeError(
+                "[DELTA_VERSIONS_NOT_CONTIGUOUS] Versions (0, 2) are not contiguous."
+            ),
+            "ErrLakeDamaged",
+            True,
+        ),
         (OSError(5, "Input/output error"), "ErrQueryFailed", True),
         (ConnectionResetError(), "ErrQueryFailed", True),
         (OSError(28, "No space left on device"), "ErrTargetFull", True),
