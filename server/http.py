@@ -4,7 +4,8 @@
 Where the daemon has a certificate the port speaks plain HTTP and TLS, told apart by a connection's
 first byte: probes and scrapes need no certificate, while routes are answered over TLS only, and
 with a CA to verified clients only. Connections, in all and of one address, the size of a request
-and the time to send one are bounded.
+and the time to send one are bounded; where all are used, the one that has been sending its request
+for the longest time makes room.
 """
 
 import io
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -45,7 +47,7 @@ from server.rpc.credentials import (
     SecurityConfig,
     common_names,
 )
-from server.rpc.listener import client_address, peer_text
+from server.rpc.listener import EVICTED, REFUSED, client_address, peer_text
 from sink.flight.tokens import tokens_of
 from storage.model.errors import TidemarkError, UnavailableError
 
@@ -179,6 +181,16 @@ def _right_of(method: str, path: str) -> Right:
     return Right.SEE if method == "GET" else Right.OPERATE
 
 
+@dataclass(slots=True)
+class _Connection:
+    """One that is open; `socket` is the one with TLS once that has begun."""
+
+    host: str
+    socket: socket.socket
+    is_sending: bool = True
+    """Whether the client is not done with its request."""
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
@@ -187,36 +199,57 @@ class _Server(ThreadingHTTPServer):
         self.port = port
         self.handshakes = RefusedHandshakes()
         self._lock = threading.Lock()
-        self._connections = Counter[str]()
+        self._open: dict[int, _Connection] = {}
+        self._context = copy_context()
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, peer: Any) -> None:
-        if self._admitted(client_address(peer)):
+        if self._admitted(request, client_address(peer)):
             super().process_request(request, peer)
             return
+        REFUSED.inc()
         request.settimeout(0)
         with suppress(OSError):
             request.send(_FULL)
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, peer: Any) -> None:
-        host = client_address(peer)
         try:
-            super().process_request_thread(request, peer)
+            # with what the daemon's log lines have in common
+            self._context.copy().run(super().process_request_thread, request, peer)
         finally:
             with self._lock:
-                self._connections[host] -= 1
-                self._connections += Counter()  # forgets who has none
+                self._open.pop(id(request), None)
 
-    def _admitted(self, host: str) -> bool:
+    def connection_of(self, request: socket.socket) -> _Connection:
+        """What is known of a connection that was admitted, even if it has made room since."""
         with self._lock:
-            if (
-                self._connections.total() >= MAX_CONNECTIONS
-                or self._connections[host] >= MAX_CONNECTIONS_PER_ADDRESS
-            ):
-                return False
-            self._connections[host] += 1
-            return True
+            return self._open.get(id(request)) or _Connection("", request)
+
+    def _admitted(self, request: socket.socket, host: str) -> bool:
+        with self._lock:
+            counts = Counter(each.host for each in self._open.values())
+            if counts[host] >= MAX_CONNECTIONS_PER_ADDRESS:
+                has_room = self._make_room(host)
+            elif counts.total() >= MAX_CONNECTIONS:
+                has_room = self._make_room(counts.most_common(1)[0][0])
+            else:
+                has_room = True
+            if has_room:
+                self._open[id(request)] = _Connection(host, request)
+            return has_room
+
+    def _make_room(self, host: str) -> bool:
+        """Close a connection of the host; returns whether one could be."""
+        for key, each in self._open.items():
+            if each.host == host and each.is_sending:
+                del self._open[key]
+                with suppress(OSError):
+                    # Its thread finds out, and closes it. Not by SSLSocket, which forgets its TLS.
+                    socket.socket.shutdown(each.socket, socket.SHUT_RDWR)
+                EVICTED.labels("idle").inc()
+                return True
+        return False
 
     def handle_error(self, _request: Any, peer: Any) -> None:
         """A client that breaks off, or speaks neither HTTP nor TLS, is its own problem."""
@@ -248,24 +281,36 @@ class _Handler(BaseHTTPRequestHandler):
     """One connection, one request."""
 
     server: _Server
+    server_version, sys_version = "tidemark", ""
 
     def setup(self) -> None:
         tls = self.server.port.tls
+        self._connection = self.server.connection_of(self.request)
         self.request.settimeout(REQUEST_SECONDS)
-        if tls is not None and self.request.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE:
+        if tls is not None:
             try:
-                self.request = tls.context().wrap_socket(self.request, server_side=True)
-            except ssl.SSLError as err:
+                self._begin_tls(tls)
+            except OSError as err:
                 self.server.handshakes.add(err, client_address(self.client_address))
+                self.request.close()
                 raise
         super().setup()
         self.rfile = io.BufferedReader(_Bounded(self.connection))
+
+    def _begin_tls(self, tls: ListenerTls) -> None:
+        """Begin with TLS if the client does."""
+        if self.request.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE:
+            self.request = self._connection.socket = tls.context().wrap_socket(
+                self.request, server_side=True, do_handshake_on_connect=False
+            )
+            self.request.do_handshake()
 
     def finish(self) -> None:
         super().finish()
         self.connection.close()
 
     def do_GET(self) -> None:
+        self._connection.is_sending = False
         self._send(self.server.port.builtin(urlsplit(self.path).path) or self._routed())
 
     def do_POST(self) -> None:
@@ -300,7 +345,9 @@ class _Handler(BaseHTTPRequestHandler):
         except TidemarkError as err:
             answer = error_answer(err)
         else:
-            answer = answer_of(handler, replace(request, body=self.rfile.read(body_bytes)))
+            request = replace(request, body=self.rfile.read(body_bytes))
+            self._connection.is_sending = False
+            answer = answer_of(handler, request)
         if request.method != "GET":
             peer = peer_text(self.client_address)
             log_change(what, None, outcome_of(answer), peer, name)

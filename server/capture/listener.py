@@ -4,14 +4,16 @@ which are waited for outside the loop.
 The server listens once it is made. pyarrow's `serve` would catch the process's signals, which are
 the daemon's, so a thread calls `wait`.
 
-Flight's library keeps the certificate that a server was made with. Once the files have changed, a
-new server takes the place of the old one at its port, which carries out the calls that it has.
+Flight's library says nothing of TLS handshakes that fail, waits for them for two minutes, and keeps
+the certificate that a server was made with. So with TLS it listens on loopback, behind a
+`PassingListener`, which has the public port. Once the files have changed, connections that begin
+are passed on to a new server, and the old one carries out the calls that it has.
 """
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -33,9 +35,10 @@ from server.rpc.credentials import (
     reloaded_files,
     server_tls,
 )
+from server.rpc.grpcio_front import PassingListener, passed_on
 from server.rpc.reloaded import Reloaded
 from sink.flight.feeds import Feeds
-from sink.flight.server import FlightPortError, FlightServer, FlightTls, open_server
+from sink.flight.server import FlightServer, FlightTls, open_server, port_error
 from sink.flight.tokens import (
     MayRead,
     OneToken,
@@ -47,7 +50,7 @@ from sink.flight.tokens import (
 from storage.tasks import beside
 
 _LOOK_EVERY_S: Final = 1.0
-_PORT_RETRY_S: Final = 0.02
+_LOOPBACK: Final = "127.0.0.1:0"
 _TOKEN_RELOADS = Counter(
     "tidemark_capture_token_reloads_total",
     "Changes of the file of --flight-token-file: `ok` if it is used, `failed` if it cannot be",
@@ -136,68 +139,94 @@ async def serving_flight(
         CredentialsError: names of clients matter, and everybody may read.
         FlightPortError: the address cannot be listened on.
     """
-    files = _tls_files(security, readers) if security and security.enabled else None
-    listener = FlightListener(
-        addr, lambda at, tls: open_server(feeds, at, advertise_addr, tls, readers), files
-    )
-    try:
-        async with beside(_guard(listener.port, addr), listener.renewing()):
+
+    def open_at(at: str, public_addr: str = "", tls: FlightTls | None = None) -> FlightServer:
+        return open_server(feeds, at, advertise_addr or public_addr, tls, readers)
+
+    if security and security.enabled:
+        listening = _listening_with_tls(open_at, addr, _tls_files(security, readers))
+    else:
+        listening = _listening(open_at, addr)
+    async with listening as listener:
+        try:
             yield listener
-    finally:
-        # `close` waits for calls under way, some of which wait for rows: they are let go first.
-        feeds.close()
-        await listener.close()
+        finally:
+            # Closing waits for calls under way, some of which wait for rows: they are let go first.
+            feeds.close()
 
 
 class FlightListener:
     """The server that listens, and those before it whose calls go on."""
 
-    def __init__(
-        self,
-        addr: str,
-        open_at: Callable[[str, FlightTls | None], FlightServer],
-        files: Reloaded[FlightTls] | None = None,
-    ) -> None:
-        """Listen on `addr`; raises what `open_at` raises."""
-        self._open_at = open_at
-        self._files = files
-        self._version = files.version if files else 0
-        self._server = open_at(addr, files.current() if files else None)
-        self._ending: set[asyncio.Future[None]] = set()
-        self.bound: str = self._server.bound
+    def __init__(self, bound: str, server: FlightServer) -> None:
+        self.bound = bound
         """Where it listens."""
-        self.port: int = self._server.port
-        self._thread = _waiting(self._server)
+        self._server = server
+        self._thread = _waiting(server)
+        self._ending: set[asyncio.Future[None]] = set()
 
-    async def renewing(self) -> None:
-        """Show a new certificate within a second or two after its files have changed; for ever."""
-        while self._files is not None:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            tls = self._files.current()
-            if self._files.version != self._version:
-                self._version = self._files.version
-                await self._replace(tls)
+    def replace(self, server: FlightServer) -> None:
+        """Serve by another server; the old one ends when its calls have."""
+        loop = asyncio.get_running_loop()
+        ending = loop.run_in_executor(None, _ended, self._server, self._thread)
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        self._server, self._thread = server, _waiting(server)
 
     async def close(self) -> None:
         """Stop listening, and wait for the calls under way."""
         await asyncio.to_thread(_ended, self._server, self._thread)
         await asyncio.gather(*self._ending)
 
-    async def _replace(self, tls: FlightTls) -> None:
-        """Listen with another certificate; the old server ends when its calls have."""
-        loop = asyncio.get_running_loop()
-        ending = loop.run_in_executor(None, _ended, self._server, self._thread)
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
-        # The port is free in some milliseconds. Who connects meanwhile is refused, and tries again.
-        while True:
+
+@asynccontextmanager
+async def _listening(
+    open_at: Callable[[str], FlightServer], addr: str
+) -> AsyncIterator[FlightListener]:
+    server = open_at(addr)
+    listener = FlightListener(server.bound, server)
+    try:
+        async with beside(_guard(server.port, addr)):
+            yield listener
+    finally:
+        await listener.close()
+
+
+@asynccontextmanager
+async def _listening_with_tls(
+    open_at: Callable[[str, str, FlightTls], FlightServer], addr: str, files: Reloaded[FlightTls]
+) -> AsyncIterator[FlightListener]:
+    front = PassingListener(_LOOPBACK, passed_on(_limits()), has_tls=True)
+    try:
+        port = front.bind(addr)
+    except OSError as err:
+        raise port_error(addr) from err
+    bound = f"{addr.rpartition(':')[0]}:{port}"
+
+    def open_inner() -> FlightServer:
+        server = open_at(_LOOPBACK, bound, files.current())
+        front.address = server.bound
+        return server
+
+    with closing(front):
+        listener = FlightListener(bound, open_inner())
+        renewing = _renewing(files, lambda: listener.replace(open_inner()))
+        async with beside(front.run(), _guard(port, addr), renewing):
             try:
-                self._server = self._open_at(self.bound, tls)
-            except FlightPortError:
-                await asyncio.sleep(_PORT_RETRY_S)
-            else:
-                self._thread = _waiting(self._server)
-                return
+                yield listener
+            finally:
+                await listener.close()
+
+
+async def _renewing(files: Reloaded[FlightTls], renew: Callable[[], None]) -> None:
+    """Call `renew` within a second or two after the files have changed; for ever."""
+    version = files.version
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        files.current()
+        if files.version != version:
+            version = files.version
+            renew()
 
 
 def _waiting(server: FlightServer) -> threading.Thread:
@@ -214,8 +243,11 @@ def _ended(server: FlightServer, thread: threading.Thread) -> None:
 async def _guard(port: int, addr: str) -> None:
     """Bound the listener's connections as those of gRPC's listeners are."""
     if not addr.startswith("unix:"):
-        limits = Limits(connections_per_address=connections_per_address())
-        await ConnectionGuard(port, limits).run()
+        await ConnectionGuard(port, _limits()).run()
+
+
+def _limits() -> Limits:
+    return Limits(connections_per_address=connections_per_address())
 
 
 def _tls_files(security: SecurityConfig, readers: Readers | None) -> Reloaded[FlightTls]:

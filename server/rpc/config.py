@@ -1,8 +1,8 @@
 """The settings by which a process serves gRPC, and the limits of one listener.
 
 The engine is gRPC's own (`grpcio`), or the one of this house (`native`, `server.rpc.http2`). If it
-is `auto`, each listener has the engine that suits it: native where calls are many and small and the
-process computes little besides. Both settings are those of the process and of those it starts: the
+is `auto`, each listener has the engine that suits it: native, but for the Unix sockets between a
+capture and its workers. Both settings are those of the process and of those it starts: the
 environment carries them.
 
 `Limits` bounds messages, calls, connections and pings. Calls beyond them are refused, connections
@@ -26,7 +26,7 @@ _VARIABLE = "TIDEMARK_RPC_RPC_ENGINE"
 _SHARE_VARIABLE = "TIDEMARK_RPC_MAX_CONNECTIONS_PER_ADDRESS"
 
 MAX_MESSAGE_BYTES = 256 << 20  # what TiKV's clients allow
-_HANDSHAKE_MS = 10_000
+_HANDSHAKE_MS = 20_000  # the listener in front of it ends late ones after 10 s
 _IDLE_MS = 30 * 60_000
 METADATA_BYTES = 16 << 10
 """The limit of one call's metadata, as HTTP/2 counts them."""
@@ -68,7 +68,7 @@ class RpcConfig:
 
     rpc_engine: str = setting(
         Engine.AUTO.value,
-        "grpcio, native, or auto: native for all but stores (docs/design/0026-native-front.md)",
+        "grpcio, native, or auto: the one that suits it, native (docs/design/0026-native-front.md)",
     )
     max_connections_per_address: int = setting(
         0,

@@ -43,7 +43,10 @@ CERTIFICATE: Final = "certificate"
 NO_CERTIFICATE: Final = "no_certificate"
 NOT_TLS: Final = "not_tls"
 REFUSED_BY_CLIENT: Final = "refused_by_client"
+TIMEOUT: Final = "timeout"
 OTHER: Final = "other"
+_WENT_AWAY: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""What port scans and probes do."""
 _CHANNEL_FILES_MAX: Final = 64
 _SHOWN_MAX: Final = 256
 T = TypeVar("T")
@@ -56,7 +59,7 @@ _NAMES_REFUSED = Counter(
 _HANDSHAKES_REFUSED = Counter(
     "tidemark_rpc_tls_handshakes_refused_total",
     "TLS handshakes that failed, of gRPC and HTTP ports, by reason: certificate, "
-    "no_certificate, not_tls, refused_by_client, other",
+    "no_certificate, not_tls, refused_by_client, timeout, other",
     ["reason"],
 )
 _CERTIFICATE_RELOADS = Counter(
@@ -233,8 +236,21 @@ def grpcio_credentials(security: SecurityConfig) -> grpc.ServerCredentials | Non
     if not security.listens_with_tls():
         return None
     files = reloaded_files(security, lambda: server_certificate(security))
+    version = files.version
+
+    def changed() -> Any:
+        """What to show from now on; None: what was shown before."""
+        # A certificate is given only when it has changed: gRPC's core replaces what its handshakes
+        # share each time, and crashes where others end meanwhile.
+        nonlocal version
+        certificate = files.current()
+        if files.version == version:
+            return None
+        version = files.version
+        return certificate
+
     return grpc.dynamic_ssl_server_credentials(
-        files.current(), files.current, require_client_authentication=bool(security.ca_path)
+        files.current(), changed, require_client_authentication=bool(security.ca_path)
     )
 
 
@@ -265,17 +281,21 @@ class HandshakeFault(NamedTuple):
     reason: str
 
 
+LATE_HANDSHAKE: Final = HandshakeFault(TIMEOUT, "it did not end its part in time")
+
+
 class RefusedHandshakes:
     """TLS handshakes of a listener that fail: counted, and logged once an address and reason."""
 
     def __init__(self) -> None:
         self._logged: set[tuple[str, str]] = set()
 
-    def add(self, err: ssl.SSLError, address: str) -> None:
+    def add(self, err: OSError, address: str) -> None:
         """Note why the client at `address` (without its port) was not let in."""
-        if isinstance(err, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            return  # it went away, as port scans and probes do
-        self.add_fault(_handshake_fault(err), address)
+        if isinstance(err, (TimeoutError, ConnectionAbortedError)):
+            self.add_fault(LATE_HANDSHAKE, address)  # asyncio aborts a connection that is late
+        elif isinstance(err, ssl.SSLError) and not isinstance(err, _WENT_AWAY):
+            self.add_fault(_handshake_fault(err), address)
 
     def add_fault(self, fault: HandshakeFault, address: str) -> None:
         """The same of one that was looked at on its way."""

@@ -1,19 +1,19 @@
-"""HTTP/1.1 beside gRPC's own engine: a listener in front of it looks at the first bytes of each
-connection.
+"""A listener in front of gRPC's own engine, and of Flight's, which is gRPC's, too.
 
-What begins like HTTP/1.1 is answered here; everything else is copied to and from gRPC's listener, a
-Unix socket in a directory that only this user may enter. TLS is passed through: gRPC's listener
-ends it, and checks certificates, as it does alone, while the handshake is looked at on its way.
-The ClientHello tells which clients want gRPC: those that offer `h2` by ALPN, and not `http/1.1`,
-too.
+Connections are copied to and from the engine's listener. TLS is passed through: the engine ends it,
+and checks certificates, as it does alone, while the handshake is looked at on its way: it has a
+deadline, and one that fails is counted and logged, which the engine does not do.
+
+`GrpcioFront` answers HTTP/1.1 on the same port: it looks at the first bytes of each connection. The
+ClientHello tells which clients want gRPC: those that offer `h2` by ALPN, and not `http/1.1`, too.
+The engine listens on a Unix socket in a directory that only this user may enter.
 """
 
 import asyncio
 import shutil
 import socket
-import ssl
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,34 +24,39 @@ from server.rpc.config import Limits
 from server.rpc.credentials import ListenerTls, RefusedHandshakes
 from server.rpc.handshake_watch import HandshakeWatch
 from server.rpc.http1 import Http1Connection, Http1Front, begins_like_http1
-from server.rpc.listener import REFUSED, Accepting, close_listener, open_listeners
+from server.rpc.listener import (
+    HANDSHAKE_S,
+    REFUSED,
+    Accepting,
+    accept_connection,
+    close_listener,
+    open_listeners,
+)
 
 _PEEK_BYTES = 16 << 10
-_FIRST_BYTES_S = 10.0
 _PEEK_AGAIN_S = 0.01
 _COPY_BYTES = 64 << 10
 _FILES_OF_A_CONNECTION = 3
 """The client's, and both ends of the one to gRPC's listener."""
+_UNIX = "unix:"
 _TLS_HANDSHAKE, _CLIENT_HELLO, _ALPN = 0x16, 1, 16
 
 _log = structlog.get_logger(__name__)
 
 
-class GrpcioFront:
-    """The public listener; `address` is where gRPC's own has to listen."""
+class PassingListener:
+    """A public listener that passes its connections on to the one at `address`."""
 
-    def __init__(self, front: Http1Front, tls: ListenerTls | None, limits: Limits) -> None:
-        """`tls` is for HTTP/1.1; None if the port is plaintext."""
-        self._front = front
-        self._tls = tls
+    def __init__(self, address: str, limits: Limits, *, has_tls: bool) -> None:
+        """`address`: `host:port`, or `unix:path`."""
+        self.address = address
         self._limits = limits
+        self._has_tls = has_tls
         self._handshakes = RefusedHandshakes()
-        self._directory = Path(tempfile.mkdtemp(prefix="tidemark-"))
         self._sockets: Sequence[socket.socket] = ()
         self._accepting: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.address = f"unix:{self._directory / 'grpc.sock'}"
 
     def bind(self, address: str) -> int:
         """Listen on `host:port`; returns the port. Connections wait until `start`.
@@ -59,13 +64,19 @@ class GrpcioFront:
         Raises:
             OSError: the address is taken or not ours.
         """
-        try:
-            self._sockets = open_listeners(address)
-        except OSError:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            raise
+        self._sockets = open_listeners(address)
         name = self._sockets[-1].getsockname()
         return int(name[1]) if isinstance(name, tuple) else 1
+
+    async def run(self) -> None:
+        """Pass connections on until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self.start(tasks)
+
+    def close(self) -> None:
+        """Listen no more."""
+        for one in self._sockets:
+            close_listener(one)
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Accept connections, in tasks of the group, until `stop_accepting`."""
@@ -77,15 +88,12 @@ class GrpcioFront:
         """Take no more connections."""
         if self._accepting is not None:
             self._accepting.cancel()
-        for one in self._sockets:
-            close_listener(one)
+        self.close()
 
     async def stop(self) -> None:
         """Close all connections."""
-        await self._front.close()
         for task in list(self._tasks):
             task.cancel()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _connect(self, accepted: socket.socket, address: str) -> None:
         if len(self._tasks) >= self._limits.most_connections:
@@ -99,17 +107,79 @@ class GrpcioFront:
 
     async def _connected(self, accepted: socket.socket, address: str) -> None:
         try:
-            async with asyncio.timeout(_FIRST_BYTES_S):
-                http1 = await self._is_http1(accepted)
-            await (self._answer(accepted) if http1 else self._pass_on(accepted, address))
-        except ssl.SSLError as err:
-            self._handshakes.add(err, address)
-        except (OSError, TimeoutError) as err:
+            if not await self._answered(accepted):
+                await self._pass_on(accepted, address)
+        except OSError as err:
+            if self._has_tls:
+                self._handshakes.add(err, address)
             _log.debug("a connection was not set up, or broke", reason=str(err))
         except Exception:  # noqa: BLE001 - an exception in a connection ends that connection only
             _log.exception("a connection could not be set up")
         finally:
             accepted.close()
+
+    async def _answered(self, accepted: socket.socket) -> bool:
+        """Answer the connection here if it is not to be passed on; returns whether it was."""
+        del accepted
+        return False
+
+    async def _pass_on(self, accepted: socket.socket, address: str) -> None:
+        watch = HandshakeWatch(lambda fault: self._handshakes.add_fault(fault, address))
+        if not self._has_tls:
+            watch.client_closed()  # there is no handshake
+        inner_reader, inner_writer = await _connect_to(self.address)
+        outer_reader, outer_writer = await asyncio.open_connection(sock=accepted)
+        writers = (inner_writer, outer_writer)
+        deadline = asyncio.get_running_loop().call_later(
+            HANDSHAKE_S, _end_late_handshake, watch, writers
+        )
+        try:
+            async with asyncio.TaskGroup() as copies:
+                to_server = (outer_reader, inner_writer, outer_writer)
+                to_client = (inner_reader, outer_writer, inner_writer)
+                ends = (watch.client_closed, watch.server_closed)
+                copies.create_task(_copy(*to_server, watch.client_sent, *ends))
+                copies.create_task(_copy(*to_client, watch.server_sent, *reversed(ends)))
+        finally:
+            deadline.cancel()
+            for writer in writers:
+                writer.transport.abort()
+
+
+class GrpcioFront(PassingListener):
+    """The public listener of gRPC's own engine; `address` is where that one has to listen."""
+
+    def __init__(self, front: Http1Front | None, tls: ListenerTls | None, limits: Limits) -> None:
+        """Without `front` there is no HTTP/1.1. `tls` is for it; None: the port is plaintext."""
+        self._directory = Path(tempfile.mkdtemp(prefix="tidemark-"))
+        address = f"unix:{self._directory / 'grpc.sock'}"
+        super().__init__(address, limits, has_tls=tls is not None)
+        self._front = front
+        self._tls = tls
+
+    def bind(self, address: str) -> int:
+        """See `PassingListener.bind`."""
+        try:
+            return super().bind(address)
+        except OSError:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        if self._front is not None:
+            await self._front.close()
+        await super().stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _answered(self, accepted: socket.socket) -> bool:
+        if self._front is None:
+            return False
+        async with asyncio.timeout(HANDSHAKE_S):
+            is_http1 = await self._is_http1(accepted)
+        if is_http1:
+            await self._answer(accepted, self._front)
+        return is_http1
 
     async def _is_http1(self, accepted: socket.socket) -> bool:
         """Look at what has come until it is clear. Raises: ConnectionError: the client has gone."""
@@ -129,34 +199,28 @@ class GrpcioFront:
                 await asyncio.sleep(_PEEK_AGAIN_S)
             seen = len(first)
 
-    async def _answer(self, accepted: socket.socket) -> None:
+    async def _answer(self, accepted: socket.socket, front: Http1Front) -> None:
         closed = asyncio.Event()
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: Http1Connection(self._front, closed.set),
+        await accept_connection(
+            lambda: Http1Connection(front, closed.set),
             accepted,
-            ssl=self._tls.context() if self._tls else None,
-            ssl_handshake_timeout=_FIRST_BYTES_S if self._tls else None,
+            self._tls.context() if self._tls else None,
         )
         await closed.wait()
 
-    async def _pass_on(self, accepted: socket.socket, address: str) -> None:
-        watch = HandshakeWatch(lambda fault: self._handshakes.add_fault(fault, address))
-        if self._tls is None:
-            watch.client_closed()  # there is no handshake
-        inner_reader, inner_writer = await asyncio.open_unix_connection(
-            self.address.removeprefix("unix:")
-        )
-        outer_reader, outer_writer = await asyncio.open_connection(sock=accepted)
-        try:
-            async with asyncio.TaskGroup() as copies:
-                to_server = (outer_reader, inner_writer, outer_writer)
-                to_client = (inner_reader, outer_writer, inner_writer)
-                ends = (watch.client_closed, watch.server_closed)
-                copies.create_task(_copy(*to_server, watch.client_sent, *ends))
-                copies.create_task(_copy(*to_client, watch.server_sent, *reversed(ends)))
-        finally:
-            for writer in (inner_writer, outer_writer):
-                writer.transport.abort()
+
+async def _connect_to(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if address.startswith(_UNIX):
+        return await asyncio.open_unix_connection(address.removeprefix(_UNIX))
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+def _end_late_handshake(watch: HandshakeWatch, writers: Iterable[asyncio.StreamWriter]) -> None:
+    if not watch.is_over:
+        watch.end_late()
+        for writer in writers:
+            writer.transport.abort()
 
 
 def passed_on(limits: Limits) -> Limits:

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from server.rpc.credentials import (
     CERTIFICATE,
+    LATE_HANDSHAKE,
     NO_CERTIFICATE,
     NOT_TLS,
     OTHER,
@@ -111,6 +112,11 @@ class HandshakeWatch:
         handshake.
         """
         self.is_over = True
+
+    def end_late(self) -> None:
+        """Its deadline is over."""
+        if not self.is_over:
+            self._end(LATE_HANDSHAKE)
 
     def _client_record(self, record: Record) -> None:
         if self.is_over or not self._server_spoke or record.kind == _CHANGE_CIPHER_SPEC:

@@ -16,10 +16,13 @@ new client would wait until they are set up.
 import asyncio
 import ipaddress
 import socket
+import ssl
+from asyncio import sslproto
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import structlog
 from prometheus_client import Counter, Gauge
@@ -42,6 +45,8 @@ EVICTED = Counter(
     ["reason"],
 )
 
+HANDSHAKE_S = 10
+_TLS_CLOSE_S = 1.0
 _BACKLOG = 4096
 _HOST_BITS = 64
 _TAKEN_AT_ONCE, _SET_UP_AT_ONCE = 128, 16
@@ -92,6 +97,54 @@ def close_listener(listener: socket.socket) -> None:
     listener.close()
     if isinstance(name, str):
         Path(name).unlink(missing_ok=True)
+
+
+async def accept_connection(
+    protocol: Callable[[], asyncio.BaseProtocol],
+    accepted: socket.socket,
+    context: ssl.SSLContext | None,
+) -> None:
+    """Let the protocol have an accepted connection, after its TLS handshake if there is a context.
+
+    Raises:
+        ssl.SSLError: the handshake failed.
+        ConnectionAbortedError: it took too long.
+        OSError: the connection broke.
+    """
+    loop = asyncio.get_running_loop()
+    if context is None:
+        await loop.connect_accepted_socket(protocol, accepted)
+        return
+    ready: asyncio.Future[None] = loop.create_future()
+    tls = _AcceptedTls(
+        loop,
+        protocol(),
+        context,
+        ready,
+        server_side=True,
+        ssl_handshake_timeout=HANDSHAKE_S,
+        ssl_shutdown_timeout=_TLS_CLOSE_S,
+    )
+    transport, _ = await loop.connect_accepted_socket(lambda: tls, accepted)
+    try:
+        await ready
+    except BaseException:
+        transport.abort()
+        raise
+
+
+class _AcceptedTls(sslproto.SSLProtocol):
+    """TLS of a connection whose client nobody knows yet."""
+
+    max_size = 32 << 10
+    """The bytes of its buffer, which asyncio fills with 256 KiB before the first byte has come."""
+
+    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        transport: Any = self._transport
+        if handshake_exc is not None and transport is not None:
+            # asyncio would keep the alert that tells the client why.
+            transport.write(self._outgoing.read())  # type: ignore[attr-defined]  # typeshed lacks it
+        super()._on_handshake_complete(handshake_exc)
 
 
 def _bound(

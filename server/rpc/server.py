@@ -98,10 +98,15 @@ class _GrpcioServer:
         self._server.add_generic_rpc_handlers(tuple(generic_rpc_handlers))
 
     def serve_http1(self, front: Http1Front) -> None:
+        self._put_front(front)
+
+    def _put_front(self, http1: Http1Front | None) -> None:
         self._limits = passed_on(self._limits)
-        self._front = GrpcioFront(front, listener_tls(self._security, "http/1.1"), self._limits)
+        self._front = GrpcioFront(http1, listener_tls(self._security, "http/1.1"), self._limits)
 
     def bind(self, address: str) -> int:
+        if self._front is None and self._credentials is not None:
+            self._put_front(None)
         if self._front is None:
             port = self._bind(address)
         else:

@@ -18,6 +18,7 @@ from tidemarkpb.v1 import store_pb2
 from server.daemon import Endpoints
 from server.rpc.access_guard import guarded
 from server.rpc.access_list import Access, open_access
+from server.rpc.config import Engine as RpcEngine
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdRefusedError
 from server.rpc.server import RpcServer
@@ -156,7 +157,7 @@ def _server(
     service: TikvService,
     feed: ChangeDataService,
 ) -> RpcServer:
-    server = RpcServer(security, access=access)
+    server = RpcServer(security, suited=RpcEngine.NATIVE, access=access)
     batch = {
         name: parts.runner.handler(method)
         for name, method in METHODS.items()

@@ -210,9 +210,14 @@ def open_server(
     try:
         return FlightServer(feeds, addr, advertise_addr, tls, readers)
     except (pa.ArrowException, OSError) as err:
-        raise FlightPortError(
-            f"cannot listen on {addr} for Arrow Flight; choose another --flight-addr"
-        ) from err
+        raise port_error(addr) from err
+
+
+def port_error(addr: str) -> FlightPortError:
+    """The error of a Flight address that cannot be listened on."""
+    return FlightPortError(
+        f"cannot listen on {addr} for Arrow Flight; choose another --flight-addr"
+    )
 
 
 def _known(action: str) -> str:

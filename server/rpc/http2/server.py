@@ -11,7 +11,6 @@ whose connections all have calls is refused.
 import asyncio
 import heapq
 import socket
-import ssl
 import time
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -41,13 +40,13 @@ from server.rpc.listener import (
     EVICTED,
     REFUSED,
     Accepting,
+    accept_connection,
     close_listener,
     open_listeners,
 )
 from storage.tasks import wait_at_most
 
 _TICK_S = 2.0
-_HANDSHAKE_S = 10.0
 _CLOSE_S = 1.0
 _TURN_S, _LEAST_TURN_S = 0.01, 0.0005
 """The time of one turn of the loop that all connections together, and one of very many, may take
@@ -347,17 +346,12 @@ class NativeServer:
 
     async def _connected(self, accepted: socket.socket, link: ServerProtocol, address: str) -> None:
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._protocol(link),
-                accepted,
-                ssl=self._tls.context() if self._tls else None,
-                ssl_handshake_timeout=_HANDSHAKE_S if self._tls else None,
-                ssl_shutdown_timeout=_CLOSE_S if self._tls else None,
-            )
+            context = self._tls.context() if self._tls else None
+            await accept_connection(lambda: self._protocol(link), accepted, context)
             await link.closed
-        except ssl.SSLError as err:
-            self._handshakes.add(err, address)
         except OSError as err:
+            if self._tls:
+                self._handshakes.add(err, address)
             _log.debug("a connection was not set up", reason=str(err))
         except Exception as err:  # noqa: BLE001 - the `ssl` module may fail on a certificate that OpenSSL accepted
             ERRORS.inc()

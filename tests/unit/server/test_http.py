@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
 from server.config import ConfigError
-from server.http import HttpPortError, listen
+from server.http import MAX_CONNECTIONS_PER_ADDRESS, HttpPortError, listen
 from server.routes import Answer, Routes
 from server.rpc.access_list import AccessFile, digest
 
@@ -59,6 +61,20 @@ def test_alive_is_not_ready(bound: str, ready: Ready) -> None:
     assert ask(bound, "/readyz")[0] == 503
     ready.on = True
     assert ask(bound, "/readyz") == (200, "ready\n")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nX: y"])
+def test_connections_that_do_not_end_their_request_make_room(bound: str, sent: bytes) -> None:
+    host, _, port = bound.rpartition(":")
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            for _ in range(MAX_CONNECTIONS_PER_ADDRESS)
+        ]
+        for each in silent:
+            each.sendall(sent)
+        assert ask(bound, "/healthz") == (200, "ok\n")
+        assert silent[0].recv(1) == b""
 
 
 def test_people_get_a_page(bound: str) -> None:

@@ -33,6 +33,7 @@ from server.rpc.credentials import (
     ListenerTls,
     SecurityConfig,
     common_names,
+    grpcio_credentials,
 )
 from server.rpc.server import RpcServer
 from tests.unit.server.certificates import Certificates
@@ -226,6 +227,23 @@ async def test_flight_cannot_look_at_names_and_wants_a_token_instead(
     with pytest.raises(CredentialsError, match="--flight-token-file"):
         async with serving_flight(feeds, "127.0.0.1:0", security=security):
             pass
+
+
+def test_grpcs_own_engine_is_given_a_certificate_only_when_it_has_changed(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It replaces at once what its handshakes share, and crashed where others ended meanwhile."""
+    fetchers: list[Any] = []
+    monkeypatch.setattr(
+        grpc, "dynamic_ssl_server_credentials", lambda _, fetcher, **__: fetchers.append(fetcher)
+    )
+    monkeypatch.setattr(reloaded, "_LOOK_EVERY_S", 0)
+    grpcio_credentials(certificates.sign("first", "given"))
+    (fetch,) = fetchers
+    assert [fetch(), fetch()] == [None, None]
+    certificates.sign("second", "given")
+    assert fetch() is not None
+    assert fetch() is None
 
 
 def test_names_without_a_ca_are_refused_at_the_start(certificates: Certificates) -> None:

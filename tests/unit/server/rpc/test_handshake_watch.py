@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.rpc.credentials import HandshakeFault
+from server.rpc.credentials import LATE_HANDSHAKE, HandshakeFault
 from server.rpc.handshake_watch import HandshakeWatch
 
 RECORDS = st.builds(
@@ -46,3 +46,15 @@ def test_a_client_that_went_away_first_has_not_failed(parts):
         watch.server_sent(data)
     watch.server_closed()
     assert faults == []
+
+
+@given(PARTS)
+def test_one_that_is_late_is_told_unless_it_is_over(parts):
+    faults: list[HandshakeFault] = []
+    watch = HandshakeWatch(faults.append)
+    takes = {"client": watch.client_sent, "server": watch.server_sent}
+    for side, data in parts:
+        takes[side](data)
+    before, was_over = list(faults), watch.is_over
+    watch.end_late()
+    assert faults == before + ([] if was_over else [LATE_HANDSHAKE])

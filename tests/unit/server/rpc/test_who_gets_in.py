@@ -7,10 +7,10 @@ import http.client
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pyarrow as pa
@@ -20,9 +20,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
+import server.http
 from server.capture.listener import readers_of, serving_flight
 from server.http import listen
 from server.routes import Answer, Request, Routes, json_answer
+from server.rpc import grpcio_front, listener
 from server.rpc.access_list import open_access
 from server.rpc.config import Engine
 from server.rpc.credentials import SecurityConfig
@@ -128,6 +130,56 @@ async def test_grpc(own: SecurityConfig, shown, engine: Engine) -> None:
             "unable to get local issuer certificate",
         ]
     )
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http", "flight"])
+async def test_a_handshake_that_does_not_end_has_a_deadline(
+    own: SecurityConfig, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (listener, grpcio_front):
+        monkeypatch.setattr(module, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(server.http, "REQUEST_SECONDS", 0.05)
+    before, feeds = refused(), Feeds()
+    security = replace(own, cert_allowed_cn=())
+    with capture_logs() as logs:
+        async with AsyncExitStack() as stack:
+            if kind == "grpc":
+                port = RpcServer(security, suited=Engine.NATIVE).listen("127.0.0.1:0")
+                bound = await stack.enter_async_context(port)
+            elif kind == "http":
+                bound = stack.enter_context(
+                    listen("127.0.0.1:0", ready=lambda: True, security=security)
+                )
+            else:
+                rows = serving_flight(cast("Any", feeds), "127.0.0.1:0", security=security)
+                bound = (await stack.enter_async_context(rows)).bound
+            host, _, number = bound.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(number))
+            writer.write(bytes.fromhex("160301020001"))  # a ClientHello begins
+            with suppress(OSError):
+                await reader.read()
+            writer.close()
+            assert await counted(before, expects=True) == {"timeout": 1}
+    assert lines(logs) == ["it did not end its part in time"]
+
+
+async def test_a_client_is_told_why_it_is_refused(own: SecurityConfig, shown) -> None:
+    async with RpcServer(own, suited=Engine.NATIVE).listen("127.0.0.1:0") as bound:
+        assert await asyncio.to_thread(alert, bound, shown(ENDED)) == "CERTIFICATE_EXPIRED"
+
+
+def alert(bound: str, client: SecurityConfig) -> str:
+    host, _, port = bound.rpartition(":")
+    context = ssl.create_default_context(cafile=client.ca_path)
+    context.load_cert_chain(client.cert_path, client.key_path)
+    context.set_alpn_protocols(["h2"])
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        try:
+            with context.wrap_socket(connection, server_hostname=host) as encrypted:
+                encrypted.recv(1)
+        except ssl.SSLError as err:
+            return err.reason.rpartition("ALERT_")[2]
+    return "nothing"
 
 
 async def nothing(_: Request) -> Answer:
@@ -271,6 +323,12 @@ async def test_flight(own: SecurityConfig, shown, tmp_path: Path) -> None:
             for wrong in (b"", b"x" * 32):
                 with pytest.raises(fl.FlightUnauthenticatedError):
                     await asyncio.to_thread(rows_read, flight.bound, shown(kind), wrong)
-        for kind in (ENDED, STRANGER, NOBODY):
+        for kind, reason in {
+            ENDED: "certificate",
+            STRANGER: "certificate",
+            NOBODY: "no_certificate",
+        }.items():
+            before = refused()
             with pytest.raises(fl.FlightUnavailableError):
                 await asyncio.to_thread(rows_read, flight.bound, shown(kind), TOKEN)
+            assert (await counted(before, expects=True)).keys() == {reason}
