@@ -6,6 +6,7 @@ API; pumps and the leading GC worker stand in the metadata. What is not known is
 
 import asyncio
 import json
+import re
 import ssl
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from kvproto import metapb_pb2, pdpb_pb2
 
 from gcsafepoint.worker.election import Leader, read_leader
 from server.gc_worker.view import MetaRecords
-from server.pump.registry import OFFLINE, PUMPS, STARTS, read_entry
+from server.pump.registry import OFFLINE, PUMPS, STARTS, VERSIONS, read_entry
 from server.rpc.credentials import SecurityConfig, client_tls
 from server.rpc.pd import PdClient
 from storage.meta.meta import Meta
@@ -28,6 +29,8 @@ Row = dict[str, str]
 """One daemon: kind, name, address, role, version, started."""
 ClusterMap = Callable[[], Awaitable[list[Row]]]
 
+_VERSION: Final = re.compile(r"\bversion:(\S+)")
+"""In a GC worker's description of itself."""
 _STATUS: Final = "/pd/api/v1/status"
 _STATUS_S: Final = 2.0
 _STATUS_BYTES: Final = 64 << 10
@@ -99,7 +102,10 @@ def _store(store: metapb_pb2.Store) -> Row:
 
 
 async def _pumps(meta: Meta) -> Any:
-    starts = {pair.key.removeprefix(STARTS): pair.value for pair in await meta.get_prefix(STARTS)}
+    starts, versions = [
+        {pair.key.removeprefix(prefix): pair.value for pair in await meta.get_prefix(prefix)}
+        for prefix in (STARTS, VERSIONS)
+    ]
     for pair in await meta.get_prefix(PUMPS):
         name = pair.key.removeprefix(PUMPS)
         entry = read_entry(pair.value) or {}
@@ -111,7 +117,7 @@ async def _pumps(meta: Meta) -> Any:
             "name": name.decode(errors="replace"),
             "address": str(entry.get("host", "")),
             "role": str(entry.get("state", "unreadable entry")),
-            "version": "",
+            "version": versions.get(name, b"").decode(errors="replace"),
             "started": _time(int(started_ms) / 1000) if started_ms.isdigit() else "",
         }
 
@@ -122,12 +128,13 @@ def _gc_worker(leader: Leader) -> Row:
         started = _time(physical_ms(int(leader.uuid, 16)) / 1000)
     except (ValueError, OverflowError):
         started = ""
+    version = _VERSION.search(leader.desc)
     return {
         "kind": "gc-worker",
         "name": leader.uuid,
         "address": leader.address,
         "role": "leader",
-        "version": "",
+        "version": version[1] if version else "",
         "started": started,
     }
 

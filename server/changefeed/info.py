@@ -22,11 +22,12 @@ from gcsafepoint.explain.names import feed_service
 from server.changefeed.filter import EventFilter, exact_rules
 from server.changefeed.salt import Salt
 from server.changefeed.table import TableRecord
+from server.config import VERSION
 from sink.retention import Retention
 from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.field_type import NULL_DATES
 
-CREATOR_VERSION: Final = "0.2.0"
+CREATOR_VERSION: Final = VERSION
 LAKES: Final = tuple(FORMATS)
 """Formats of sinks that a lake job keeps."""
 _HISTORY_LOST: Final = ("ErrSnapshotLostByGC", "ErrStartTsBeforeGC", "ErrGCTTLExceeded")

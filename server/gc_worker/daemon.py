@@ -17,7 +17,7 @@ from tidemarkpb.v1 import gc_pb2
 from gcsafepoint.worker.config import BOUNDS, Bounds, DurationError, parse_duration_ns
 from gcsafepoint.worker.election import Election
 from gcsafepoint.worker.worker import GCWorker
-from server.config import HTTP_ADDRS, ConfigError, setting
+from server.config import HTTP_ADDRS, VERSION, ConfigError, setting
 from server.daemon import Endpoints
 from server.gc_worker.cluster import TikvCluster
 from server.gc_worker.listener import LogAndCount
@@ -123,7 +123,7 @@ async def open_gc_worker(
             uuid=f"{started_ts:x}",
             desc=(
                 f"host:{socket.gethostname()}, pid:{os.getpid()}, start at "
-                f"{_go_time(physical_ms(started_ts))}"
+                f"{_go_time(physical_ms(started_ts))}, version:{VERSION}"
             ),
             lease_ms=int(config.lease_seconds * 1000),
             monotonic_s=_since_boot_s,

@@ -187,7 +187,7 @@ async def _attended(
     """
     # Last of the start: from now on TiDB writes here.
     await registry.announce(ONLINE)
-    await registry.write_start_time()
+    await registry.write_start()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop) for loop in loops]
         try:

@@ -31,6 +31,7 @@ from typing import Any
 
 import structlog
 
+from server.config import VERSION
 from server.rpc.pd import PdClient
 from storage.meta.meta import Meta
 from storage.model.errors import (
@@ -51,6 +52,8 @@ STARTS = b"/tidemark/default/pump/started/"
 """The start time of each pump, in milliseconds since 1970, kept beside its entry, which has no
 field for it.
 """
+VERSIONS = b"/tidemark/default/pump/version/"
+"""The version of each pump, kept beside its entry, too."""
 _WRITE_SECONDS = 3.0
 ONLINE, PAUSING, PAUSED, CLOSING, OFFLINE = "online", "pausing", "paused", "closing", "offline"
 _NODE_ID_FILE = "node-id"
@@ -143,14 +146,15 @@ class Registry:
                 f"{_WRITE_SECONDS} s"
             ) from err
 
-    async def write_start_time(self) -> None:
-        """Write that the pump was started now, for the console's map.
+    async def write_start(self) -> None:
+        """Write that the pump was started now, and its version, for the console's map.
 
         Raises:
             TidemarkError: the coordinator does not take it.
         """
-        now_ms = int(time.time() * 1000)
-        await self._meta.put(STARTS + self.node.node_id.encode(), str(now_ms).encode())
+        name, now_ms = self.node.node_id.encode(), int(time.time() * 1000)
+        await self._meta.put(STARTS + name, str(now_ms).encode())
+        await self._meta.put(VERSIONS + name, VERSION.encode())
 
     async def leave(self) -> None:
         """Record that this pump has ended, if the coordinator still answers."""

@@ -9,12 +9,12 @@ import pytest
 from kvproto import metapb_pb2, pdpb_pb2
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, explain_pb2
 
-from gcsafepoint.worker.records import LEADER_ADDR, LEADER_UUID
+from gcsafepoint.worker.records import LEADER_ADDR, LEADER_DESC, LEADER_UUID
 from server.capture.cluster_map import mapped_by
 from server.capture.console import Console, Services
 from server.capture.errors import NotOwnerError
 from server.dump.service import DumpNotFoundError
-from server.pump.registry import PUMPS, STARTS, Node
+from server.pump.registry import PUMPS, STARTS, VERSIONS, Node
 from server.routes import Answer, Request
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdUnavailableError
@@ -147,8 +147,10 @@ class Metadata:
             PUMPS + b"here": Node("here", "p:8250", "online").record(1, 2),
             PUMPS + b"left": Node("left", "q:8250", "offline").record(1, 2),
             STARTS + b"here": b"1700000000000",
+            VERSIONS + b"here": b"0.2.0",
             LEADER_UUID.encode(): b"%x" % TS,
             LEADER_ADDR.encode(): b"g:8302",
+            LEADER_DESC.encode(): b"host:g, pid:7, start at 2023-11-14, version:0.2.0",
         }
 
     async def get_prefix(self, prefix):
@@ -222,7 +224,7 @@ async def test_the_map_has_all_daemons_and_outlives_a_coordinator_that_is_away(s
     ]
     started = [each["started"] for each in seen["daemons"]]
     assert started == ["", *["2023-11-14T22:13:20+00:00"] * 4]
-    assert [each["version"] for each in seen["daemons"]] == ["", "v8", "1", "", ""]
+    assert [each["version"] for each in seen["daemons"]] == ["", "v8", "1", "0.2.0", "0.2.0"]
     [capture] = seen["captures"]
     assert (capture["is_draining"], capture["started"]) == (False, "")
     pd.is_away = True
