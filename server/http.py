@@ -281,7 +281,6 @@ class _Handler(BaseHTTPRequestHandler):
     """One connection, one request."""
 
     server: _Server
-    server_version, sys_version = "tidemark", ""
 
     def setup(self) -> None:
         tls = self.server.port.tls
@@ -304,6 +303,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.request, server_side=True, do_handshake_on_connect=False
             )
             self.request.do_handshake()
+
+    def version_string(self) -> str:
+        """What clients are told of the server: nothing of Python's version."""
+        return "tidemark"
 
     def finish(self) -> None:
         super().finish()
@@ -338,6 +341,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, handler: Handler, request: Request, body_bytes: int) -> Answer:
         what, name = f"{request.method} {request.path[:256]}", ""
+        # Also for who is refused: an answer is lost where the connection is closed before that.
+        request = replace(request, body=self.rfile.read(body_bytes))
+        self._connection.is_sending = False
         try:
             authorization = self.headers.get_all("Authorization", [])
             client, name = self.server.port.client(self.connection, authorization)
@@ -345,8 +351,6 @@ class _Handler(BaseHTTPRequestHandler):
         except TidemarkError as err:
             answer = error_answer(err)
         else:
-            request = replace(request, body=self.rfile.read(body_bytes))
-            self._connection.is_sending = False
             answer = answer_of(handler, request)
         if request.method != "GET":
             peer = peer_text(self.client_address)

@@ -148,6 +148,7 @@ def client_tls(security: SecurityConfig) -> ssl.SSLContext | None:
     """
     if not security.enabled:
         return None
+    _check_pem(security)
     try:
         context = ssl.create_default_context(cafile=security.ca_path or None)
         context.set_alpn_protocols(["h2"])
@@ -213,8 +214,7 @@ def server_tls(security: SecurityConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    for path in filter(None, (security.cert_path, security.key_path, security.ca_path)):
-        _read(path)  # its own message for a file that cannot be read
+    _check_pem(security)
     try:
         context.load_cert_chain(security.cert_path, security.key_path)
         if security.ca_path:
@@ -225,6 +225,24 @@ def server_tls(security: SecurityConfig) -> ssl.SSLContext:
             f"the TLS files cannot be used: {err}; check --cert-path, --key-path, --ca-path"
         ) from err
     return context
+
+
+def _check_pem(security: SecurityConfig) -> None:
+    """See that the files can be read and hold what they are for: OpenSSL does not name the file.
+
+    Raises:
+        CredentialsError: one does not.
+    """
+    for path, content, text in (
+        (security.cert_path, "certificate", b"CERTIFICATE-----"),
+        (security.key_path, "private key", b"PRIVATE KEY-----"),
+        (security.ca_path, "certificate", b"CERTIFICATE-----"),
+    ):
+        if path and text not in _read(path):
+            raise CredentialsError(
+                f"the TLS file {path} holds no {content} in PEM; check --cert-path, --key-path, "
+                "--ca-path"
+            )
 
 
 def grpcio_credentials(security: SecurityConfig) -> grpc.ServerCredentials | None:

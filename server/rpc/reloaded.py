@@ -15,6 +15,8 @@ _LOOK_EVERY_S: Final = 1.0
 T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
+_last_told: dict[str, str] = {}
+"""The last line of each file: several listeners and channels read the same ones."""
 
 
 class Reloaded(Generic[T]):
@@ -60,10 +62,19 @@ class Reloaded(Generic[T]):
         except TidemarkError as err:
             self._reloads.labels("failed").inc()
             # Of several files one may be written after the other: the next change tries again.
-            _log.warning(f"{self._what} changed and cannot be used; it stays", reason=str(err))
+            if self._is_news(f"{self._seen} {err}"):
+                _log.warning(f"{self._what} changed and cannot be used; it stays", reason=str(err))
         else:
             self._reloads.labels("ok").inc()
-            _log.info(f"{self._what} was read again", file=self._paths[0])
+            if self._is_news(f"{self._seen}"):
+                _log.info(f"{self._what} was read again", file=self._paths[0])
+
+    def _is_news(self, line: str) -> bool:
+        """Whether nobody else in this process has said so of these files."""
+        name = f"{self._what} {self._paths}"
+        before = _last_told.get(name)
+        _last_told[name] = line
+        return before != line
 
     def _state(self) -> list[tuple[int, int, int] | None]:
         return [_state_of(path) for path in self._paths if path]

@@ -77,6 +77,30 @@ def test_connections_that_do_not_end_their_request_make_room(bound: str, sent: b
         assert silent[0].recv(1) == b""
 
 
+def test_a_request_that_is_refused_is_read_to_its_end(tmp_path: Path) -> None:
+    """An answer is lost where the connection is closed before that."""
+    file = tmp_path / "access.toml"
+    file.write_text(f'[[client]]\nname = "a"\nrole = "read"\ntoken-sha256 = "{digest(b"t")}"\n')
+    routes = Routes()
+    handlers = {("PUT", "/things"): lambda _request: Answer(200, b"")}
+    access = AccessFile(str(file))
+    with (
+        listen("127.0.0.1:0", ready=lambda: True, routes=routes, access=access) as bound,
+        routes.serving(handlers),
+    ):
+        connection = http.client.HTTPConnection(bound, timeout=60)
+        connection.putrequest("PUT", "/things")
+        connection.putheader("Authorization", "Bearer t")
+        connection.putheader("Content-Length", "60000")
+        connection.endheaders()
+        connection.send(b"x" * 30_000)
+        connection.send(b"x" * 30_000)
+        answer = connection.getresponse()
+        assert answer.status == 403
+        assert answer.headers["Server"] == "tidemark"
+        connection.close()
+
+
 def test_people_get_a_page(bound: str) -> None:
     status, body = ask(bound, "/")
     assert (status, "<title>Tidemark daemon</title>" in body) == (200, True)

@@ -246,6 +246,20 @@ def test_grpcs_own_engine_is_given_a_certificate_only_when_it_has_changed(
     assert fetch() is None
 
 
+def test_several_listeners_of_a_process_say_once_which_file_cannot_be_used(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloaded, "_LOOK_EVERY_S", 0)
+    security = certificates.sign("shared", "shared")
+    listeners = [ListenerTls(security) for _ in range(2)]
+    Path(security.cert_path).write_bytes(b"\xff no certificate")
+    with capture_logs() as logs:
+        before = [listener.context() for listener in listeners]
+        assert [listener.context() for listener in listeners] == before
+    (line,) = logs
+    assert f"{security.cert_path} holds no certificate in PEM" in line["reason"]
+
+
 def test_names_without_a_ca_are_refused_at_the_start(certificates: Certificates) -> None:
     security = replace(certificates.security(ca=False), cert_allowed_cn=("node",))
     for given_security in (security, SecurityConfig(cert_allowed_cn=("node",))):
