@@ -19,7 +19,7 @@ from server.cli.remote import Remote
 from server.rpc.client import metadata_at
 from storage.meta.backup import Backup
 from storage.meta.meta import Meta, Put
-from storage.model.errors import ConflictError, InvalidError
+from storage.model.errors import ConflictError, CorruptError, InvalidError
 from storage.whole_file import create_private_file
 
 _NAMES_SHOWN: Final = 20
@@ -76,10 +76,10 @@ async def restore_metadata(remote: Remote, arguments: argparse.Namespace) -> Out
     """Restore a backup.
 
     Raises:
-        BackupFileError, CorruptError: it cannot be read.
+        BackupFileError: it cannot be read, or is damaged.
         MetadataNotEmptyError: there are records that it does not have, or a capture owns them.
     """
-    backup = Backup.from_bytes(_read(Path(arguments.file)))
+    backup = _read(Path(arguments.file))
     if arguments.dry_run:
         return Output({"dry_run": True} | _summary(backup))
     async with metadata_at(remote.pd, remote.security) as meta:
@@ -130,11 +130,13 @@ def _summary(backup: Backup) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> Backup:
     try:
-        return path.read_bytes()
+        return Backup.from_bytes(path.read_bytes())
     except OSError as err:
         raise BackupFileError(f"cannot read {path}: {err.strerror}") from err
+    except CorruptError as err:
+        raise BackupFileError(f"cannot use {path}: {err.message}") from None
 
 
 def _write(path: Path, data: bytes) -> None:

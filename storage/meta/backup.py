@@ -65,9 +65,9 @@ class Backup:
                 )
             pairs = [(_bytes(each["key"]), _bytes(each["value"])) for each in documents]
             return cls(str(head["prefix"]).encode(), str(head["time"]), pairs)
-        except (ValueError, KeyError, TypeError, AttributeError) as err:
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise CorruptError(
-                f"this is no backup of Tidemark's metadata, or it is cut off: {err!r}"
+                "this is no backup of Tidemark's metadata, or it is cut off"
             ) from None
 
 

@@ -52,4 +52,6 @@ def test_a_changefeed_goes_on_from_a_backup(tmp_path: Path) -> None:
 
         damaged = tmp_path / "damaged"
         damaged.write_bytes(file.read_bytes()[:-20])
-        assert "cut off" in cluster.cli("metadata", "restore", str(damaged), "--yes")
+        refused = cluster.cli("metadata", "restore", str(damaged), "--yes")
+        assert f"cannot use {damaged}" in refused
+        assert "cut off" in refused
