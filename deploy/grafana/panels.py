@@ -186,6 +186,26 @@ OVERVIEW: Final = Dashboard(
                     },
                     text="Refused: all that an address may have are in use. Server errors are logged.",
                 ),
+                Panel(
+                    title="Clients refused",
+                    unit="cps",
+                    queries={
+                        "TLS: {{reason}}": _rate(
+                            "tidemark_rpc_tls_handshakes_refused_total", "reason"
+                        ),
+                        "name of the certificate": _rate("tidemark_rpc_names_refused_total"),
+                        "token or role": _rate("tidemark_rpc_access_refused_total"),
+                    },
+                    text="At their TLS handshake, by reason, or at a call. The log names each once.",
+                ),
+                Panel(
+                    title="Changes of certificates",
+                    unit="cps",
+                    queries={
+                        "{{outcome}}": _rate("tidemark_rpc_certificate_reloads_total", "outcome")
+                    },
+                    text="Failed: files that cannot be used, and the old certificate stays.",
+                ),
             ),
         ),
     ),

@@ -34,6 +34,8 @@ from tests.ports import free_port
 COMMAND = [sys.executable, "-m", "server.cli.main"]
 LISTENERS = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
 QUIET = {
+    ("overview", "Clients refused"): "nobody is refused",
+    ("overview", "Changes of certificates"): "the daemons have none",
     ("changefeed", "Errors"): "no changefeed met an error",
     ("changefeed", "Region faults and locks in the way"): "no subscription ended",
     ("spark", "Errors"): "no job met an error",
