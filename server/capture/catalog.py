@@ -28,7 +28,7 @@ from server.changefeed.filter import (
 )
 from server.changefeed.history import History, SchemaChange, shortened
 from server.changefeed.identity import EarlierTables, check_still_hidden
-from server.changefeed.info import ChangefeedInfo
+from server.changefeed.info import ChangefeedInfo, TableTerms
 from server.changefeed.masks import NO_MASKS, MaskRules
 from server.changefeed.routes import (
     NO_ROUTES,
@@ -133,6 +133,9 @@ class Terms:
     events: EventFilters = NO_EVENT_FILTERS
     masks: MaskRules = NO_MASKS
     routes: RouteRules = NO_ROUTES
+    columns_change: bool = False
+    """Others were in force: what columns were taken is of no account."""
+    masks_change: bool = False
 
     @property
     def tells_statements(self) -> bool:
@@ -152,15 +155,18 @@ class Terms:
             ColumnRuleError, MaskError, RouteRuleError: a rule cannot be followed.
             TableIneligibleError: what was hidden would be shown.
         """
-        taken = self.masks.of(self.columns.of(table, before), table, before)
-        check_still_hidden(table, taken, before)
+        taken = self.columns.of(table, None if self.columns_change else before)
+        taken = self.masks.of(taken, table, None if self.masks_change else before)
+        if not (self.columns_change or self.masks_change):
+            check_still_hidden(table, taken, before)
         return self.routes.of(self.events.of(taken))
 
 
-def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
+def terms_of(info: ChangefeedInfo, rules: Sequence[str], before: TableTerms | None = None) -> Terms:
     """The terms of a changefeed's record, with a table filter of `rules`; while that is coming in
-    force, of those before.
+    force, of those before. `before`: these were in force.
     """
+    before = before or info.terms
     tables: Filter = filter_of(info.source_uri, rules)
     # A record that cannot be read comes without rules: those in it are not read here, either.
     if rules and (update := info.filter_update) is not None:
@@ -176,6 +182,8 @@ def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
         EventFilters(info.event_filters),
         MaskRules(info.masks, info.salt),
         RouteRules(info.routes),
+        columns_change=info.columns != before.columns,
+        masks_change=(info.masks, info.salt_check) != (before.masks, before.salt_check),
     )
 
 

@@ -8,7 +8,7 @@ changefeed, never the others.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -258,9 +258,10 @@ class Changefeeds:
             TargetTsError: readers may be behind the new target_ts already.
         """
         update.check()
+        update = await update.with_salt()
         async with self._changing:
             feed = await self._changeable(changefeed)
-            if update.rules:
+            if update.changes_tables:
                 _check_open(feed)
             if update.target_ts is not None:
                 await _check_target(feed, update.target_ts)
@@ -272,9 +273,9 @@ class Changefeeds:
             saved_source: Source | None = None
             if info.source_uri != feed.info.source_uri:
                 source = self._factory.make_source(feed.id, info.source_uri)
-            begins_anew = bool(update.rules)
+            begins_anew = update.changes_tables
             try:
-                if update.rules:
+                if update.changes_tables:
                     # No reader may be beyond the ts that is chosen: it must not run meanwhile.
                     offered_ts = feed.processor.resolved_ts
                     await feed.stop()
@@ -339,24 +340,22 @@ class Changefeeds:
         _log.info("reader removed", changefeed=changefeed, reader=name, checkpoint_ts=ts)
         return feed
 
-    async def plan_filter(self, changefeed: str, rules: Sequence[str]) -> FilterPlan:
-        """What a new table filter would change now; nothing is kept, and others may change the
-        changefeed meanwhile: the source may take a while to answer.
+    async def plan_filter(self, changefeed: str, update: ChangefeedUpdate) -> FilterPlan:
+        """What a new table filter, or other terms, would change now; nothing is kept, and others
+        may change the changefeed meanwhile: the source may take a while to answer.
 
         Raises as `server.capture.update.plan_filter`, and ChangefeedStateError.
         """
         self._check_active()
         feed = self.feed(changefeed)
         _check_open(feed)
-        return await plan_filter(feed, rules)
+        return await plan_filter(feed, await update.with_salt())
 
     async def _planned_filter(
         self, feed: Feed, info: ChangefeedInfo, update: ChangefeedUpdate, offered_ts: int
     ) -> ChangefeedInfo:
         try:
-            return await self._filters.planned(
-                feed, info, update.rules, offered_ts, dumps=update.dumps
-            )
+            return await self._filters.planned(feed, info, update, offered_ts)
         except MetaUnavailableError:
             # Readers must not pass the ts that may be chosen by now.
             self._doubt(feed)
@@ -467,12 +466,13 @@ class Changefeeds:
         sink_uri = update.sink_uri or info.sink_uri
         check_same_sink(info.sink_uri, sink_uri)
         audit_s = info.audit_s if update.audit_s is None else update.audit_s
-        ignores_events = bool(info.event_filters)
+        event_filters = update.terms_after(info).event_filters
+        ignores_events = bool(event_filters)
         await self._check_audit(audit_s, sink_uri, info.source_uri, ignores_events=ignores_events)
         check_merging(RouteRules(info.routes), sink_uri)
         source_uri = with_option(info.source_uri, ON_UNCLEAR_DDL, update.on_unclear_ddl)
-        check_rereads(EventFilters(info.event_filters), source_uri)
-        check_ddl(EventFilters(info.event_filters), source_uri, sink_uri)
+        check_rereads(EventFilters(event_filters), source_uri)
+        check_ddl(EventFilters(event_filters), source_uri, sink_uri)
         retention = info.retention if update.retention is None else update.retention
         reader_ttl_s = info.reader_ttl_s if update.reader_ttl_s is None else update.reader_ttl_s
         return replace(
@@ -492,7 +492,7 @@ class Changefeeds:
         if info.from_snapshot:
             before = [table.record for table in feed.tables]
             selection = await select_tables(
-                feed.source, terms_of(info, info.rules), start_ts, before=before
+                feed.source, terms_of(info, info.rules, feed.info.terms), start_ts, before=before
             )
             tables = selection.tables
         else:

@@ -35,13 +35,12 @@ from server.changefeed.filter import (
 )
 from server.changefeed.identity import EarlierTables, check_not_renamed
 from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri, keeps_changes
-from server.changefeed.masks import MaskRules
+from server.changefeed.masks import MaskRules, check_salted
 from server.changefeed.routes import RouteRules, check_conflicts, check_mergeable, check_merging
 from server.changefeed.salt import Salt
 from server.changefeed.source import takes_keyless
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import Source
-from sink.masking import MaskError
 from sink.retention import NOTHING_RETAINED, Retention
 from storage.tidb.document import read_document
 from storage.tidb.field_type import NULL_DATES
@@ -165,15 +164,7 @@ class NewChangefeed:
         Raises:
             MaskError: they cannot be used.
         """
-        rules = MaskRules(self.masks)
-        if rules.hashes and not self.salt_file:
-            raise MaskError(
-                "a mask that hashes needs a salt, or anybody could try values until their hashes "
-                "match: write one into a file on every capture (openssl rand -hex 32), and name it "
-                "by --salt-file"
-            )
-        if self.salt_file and not rules.hashes:
-            raise MaskError("--salt-file is given, and no mask of --mask hashes")
+        check_salted(MaskRules(self.masks), self.salt_file)
         return MaskRules(self.masks, self.salt)
 
     async def selection(self, source: Source, start_ts: int) -> TableSelection:
@@ -340,9 +331,9 @@ def eligible(
     # Names are those of now, while what was decided of columns follows them: a table that goes on
     # may have no column any more that a rule names.
     new = {each.name for each in tables if earlier.same(each) is None}
-    terms.columns.check(tables, new)
+    terms.columns.check(tables, None if terms.columns_change else new)
     terms.events.check(tables)
-    terms.masks.check(tables, new)
+    terms.masks.check(tables, None if terms.masks_change else new)
     return TableSelection(tuple(read), refused)
 
 

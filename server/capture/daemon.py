@@ -16,6 +16,7 @@ from pyspark_tidemark import tracing
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, worker_pb2
 
 from server.capture.api_v2.api import Api
+from server.capture.api_v2.cluster import LiveCluster
 from server.capture.capture_service import Blockers, CaptureService
 from server.capture.changefeeds import Changefeeds
 from server.capture.cluster_map import mapped_by
@@ -199,7 +200,7 @@ def _served(
         member.identity,
         services["ChangefeedService"],
         services["CaptureService"],
-        context.pd,
+        LiveCluster(context.pd, context.kv, context.meta),
         clients,
     )
     console = Console(

@@ -13,9 +13,11 @@ import grpc.aio
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
+from gcsafepoint.explain.explanation import time_of
 from server.capture.audit import audit_silence
 from server.capture.creation import NewChangefeed
 from server.capture.dry_run import check_response, ineligible
+from server.capture.errors import TableMoveError
 from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
 from server.capture.maintainers import Maintainers
@@ -123,7 +125,9 @@ class ChangefeedService:
             here, changes = self._maintainers.changefeeds_of(request.id), changefeed_update(request)
             changes.check()
             # Before anything is stopped: what cannot be is refused here.
-            plan = await here.plan_filter(request.id, changes.rules) if changes.rules else None
+            plan = None
+            if changes.changes_tables:
+                plan = await here.plan_filter(request.id, changes)
             feed = here.feed(request.id)
             if not request.dry_run:
                 feed = await here.carry_out(here.update(request.id, changes))
@@ -152,6 +156,8 @@ class ChangefeedService:
                 raise TableNotExistsError(
                     f"changefeed {feed.id} has no table {request.table[:256]!r} now"
                 )
+            if not request.give_up_history:
+                _check_history(feed, version, request.capture)
             await feed.processor.move_table(version.span, request.capture)
             return pb.MoveTableResponse(table=_table(feed, version))
 
@@ -209,6 +215,22 @@ class ChangefeedService:
         return [messages[each] for each in sorted(messages)]
 
 
+def _check_history(feed: Feed, version: Version, target: str) -> None:
+    """See that no history that is kept is lost by a move.
+
+    Raises:
+        TableMoveError: it is.
+    """
+    kept_ts, checkpoint_ts = feed.kept_ts, feed.processor.checkpoint_ts
+    if kept_ts >= checkpoint_ts or feed.processor.worker_of(version.span) == target:
+        return
+    raise TableMoveError(
+        f"changefeed {feed.id} keeps history from {kept_ts} ({time_of(kept_ts)}) on, and a table "
+        f"that moves leaves its own behind: that of all tables would begin at the checkpoint "
+        f"{checkpoint_ts}, and late readers below it would be lost. Move it with --give-up-history"
+    )
+
+
 def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
     """Return the changefeed that a request describes."""
     return NewChangefeed(
@@ -243,6 +265,14 @@ def changefeed_update(request: pb.UpdateChangefeedRequest) -> ChangefeedUpdate:
         reader_ttl_s=request.reader_ttl_s if request.HasField("reader_ttl_s") else None,
         target_ts=request.target_ts if request.HasField("target_ts") else None,
         rules=tuple(request.filter),
+        columns=tuple(request.columns.texts) if request.HasField("columns") else None,
+        event_filters=(
+            tuple(map(_event_filter, request.event_filters.filters))
+            if request.HasField("event_filters")
+            else None
+        ),
+        masks=tuple(request.masks.texts) if request.HasField("masks") else None,
+        salt_file=request.salt_file,
         dumps=not request.no_dump,
     )
 
@@ -257,6 +287,7 @@ def filter_change_message(plan: FilterPlan) -> pb.FilterChange:
         ts=plan.ts,
         coming=sorted(table.name for table in plan.coming),
         going=plan.going,
+        changing=sorted(table.name for table in plan.changing),
         ineligible=ineligible(plan.refused),
     )
 

@@ -1,7 +1,8 @@
 """What `changefeed update` changes of a changefeed that exists.
 
-All but a new table filter and a new target_ts is in force at once. A target_ts changes while the
-changefeed is stopped: a lake's job that runs would end at the former one.
+All but a new table filter, other terms (event filters, columns, masks) and a new target_ts is in
+force at once. A target_ts changes while the changefeed is stopped: a lake's job that runs would end
+at the former one.
 
 A filter comes in force at a ts of its own, as a schema change does: `FilterPlan.ts` is the source's
 present, and the plan holds the tables that come there. The changefeed runs up to there with the
@@ -10,13 +11,19 @@ readers see tables that come and tables that go, and what the new ones hold is d
 
 Tables that go are no longer read from the moment of the update: one of them may be what keeps the
 changefeed from going on.
+
+Other terms come in force at a ts in the same way, and changes up to there come by the former ones.
+A table of which other columns or masks are taken begins anew there: its rows at the target go, and
+what it holds is dumped. Without dumps it goes on, with what readers have of it as it was; so it
+does with other event filters, which are about the changes from there on.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import pyarrow as pa
 import structlog
 from pyspark_tidemark.flight import FILTER_UPDATE
 
@@ -25,15 +32,19 @@ from server.capture.creation import eligible
 from server.capture.errors import ChangefeedStateError, ParameterError
 from server.capture.feed import Feed
 from server.capture.records import Records
-from server.changefeed.filter import Filter, TableFilter
+from server.changefeed.columns import ColumnRules
+from server.changefeed.filter import EventFilter, EventFilters, Filter, TableFilter
 from server.changefeed.history import History, SchemaChange, by_id
-from server.changefeed.info import ChangefeedInfo, FilterUpdate, check_sink_uri
+from server.changefeed.info import ChangefeedInfo, FilterUpdate, TableTerms, check_sink_uri
+from server.changefeed.masks import MaskRules, check_salted
 from server.changefeed.routes import check_taken_over
-from server.changefeed.table import TableRecord
+from server.changefeed.salt import Salt
+from server.changefeed.table import SourceTable, TableRecord
 from sink.retention import Retention
 from storage.model.ts import MAX_TS
 
 _RULES_SHOWN: Final = 1000
+_NAMES_SHOWN: Final = 20
 
 _log = structlog.get_logger(__name__)
 
@@ -53,8 +64,15 @@ class ChangefeedUpdate:
     """0: without end."""
     rules: Sequence[str] = ()
     """The new table filter."""
+    columns: Sequence[str] | None = None
+    event_filters: Sequence[EventFilter] | None = None
+    masks: Sequence[str] | None = None
+    salt_file: str = ""
+    """Of masks that hash, as in `NewChangefeed`; empty: that of before."""
+    salt: Salt | None = None
+    """What `with_salt` has read from there."""
     dumps: bool = True
-    """Whether what new tables hold is copied."""
+    """Whether what tables hold is copied that are new, or begin anew."""
 
     def check(self) -> None:
         """Refuse what cannot be used, whatever the changefeed.
@@ -65,19 +83,59 @@ class ChangefeedUpdate:
         """
         numbers = (self.audit_s, self.retention, self.reader_ttl_s, self.target_ts)
         is_any_given = any(each is not None for each in numbers)
-        if not (self.sink_uri or self.on_unclear_ddl or self.rules or is_any_given):
+        is_any_given = is_any_given or self.changes_tables
+        if not (self.sink_uri or self.on_unclear_ddl or is_any_given):
             raise ParameterError(
-                "nothing is to be updated: give --filter, --sink-uri, --on-unclear-ddl, --audit, "
-                "--retain, --reader-ttl or --target-ts"
+                "nothing is to be updated: give --filter, --columns, --mask, --config, --sink-uri, "
+                "--on-unclear-ddl, --audit, --retain, --reader-ttl or --target-ts"
             )
         if self.sink_uri:
             check_sink_uri(self.sink_uri)
         TableFilter(self.rules)
+        ColumnRules(self.columns or ())
+        EventFilters(self.event_filters or ())
+        MaskRules(self.masks or ())
+
+    @property
+    def changes_tables(self) -> bool:
+        """Whether tables may come and go, or be shown otherwise."""
+        terms = (self.columns, self.event_filters, self.masks)
+        return bool(self.rules or self.salt_file) or any(each is not None for each in terms)
+
+    async def with_salt(self) -> "ChangefeedUpdate":
+        """The same, with the salt of its file, if it names one.
+
+        Raises:
+            SaltFileError: it cannot be used.
+        """
+        if not self.salt_file or self.salt is not None:
+            return self
+        return replace(self, salt=await asyncio.to_thread(Salt.read, self.salt_file))
+
+    def terms_after(self, info: ChangefeedInfo) -> TableTerms:
+        """What is taken of the tables of a changefeed afterwards.
+
+        Raises:
+            MaskError: a mask hashes, and there is no salt; or there is one, and none does.
+        """
+        before = info.coming_terms or info.terms
+        terms = TableTerms(
+            before.columns if self.columns is None else tuple(self.columns),
+            before.event_filters if self.event_filters is None else tuple(self.event_filters),
+            before.masks if self.masks is None else tuple(self.masks),
+            before.salt_file if self.salt is None else self.salt.path,
+            before.salt_check if self.salt is None else self.salt.check,
+        )
+        rules = MaskRules(terms.masks)
+        if not (rules.hashes or self.salt_file):
+            return replace(terms, salt_file="", salt_check="")
+        check_salted(rules, terms.salt_file)
+        return terms
 
 
 @dataclass(frozen=True, slots=True)
 class FilterPlan:
-    """What a new filter changes at `ts`."""
+    """What a new filter, or other terms, change at `ts`."""
 
     ts: int
     rules: tuple[str, ...]
@@ -85,20 +143,25 @@ class FilterPlan:
     """Tables that it takes, and that the changefeed does not have."""
     going: tuple[str, ...]
     """Names of tables that it does not take any more."""
+    changing: tuple[TableRecord, ...] = ()
+    """Tables that stay, and of which something else is taken, or is shown otherwise."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Tables that it takes, and that cannot be replicated: why, by name; left out."""
 
 
-async def plan_filter(feed: Feed, rules: Sequence[str]) -> FilterPlan:
-    """What `rules` would change now; nothing is kept.
+async def plan_filter(feed: Feed, update: ChangefeedUpdate) -> FilterPlan:
+    """What another filter or other terms would change now; nothing is kept.
 
     Raises:
-        FilterRuleError, ParameterError: the rules cannot be read, or take no table.
+        FilterRuleError, ParameterError: the rules cannot be read, or take no table; or a table
+            cannot go on without being dumped.
         TableIneligibleError, ColumnRuleError, EventFilterError, MaskError: as at a creation.
         UnavailableError: the source does not answer, or its tables are being changed.
     """
-    info = replace(feed.info, rules=tuple(rules), filter_update=None)
-    terms = terms_of(info, info.rules)
+    rules = tuple(update.rules) or feed.info.rules
+    info = replace(feed.info, rules=rules, filter_update=None)
+    info = info.with_terms(update.terms_after(feed.info))
+    terms = terms_of(info, info.rules, feed.info.terms)
     here = _in_force(feed.catalog.history)
     ts, records = await feed.source.present([each.whole for each in here.values()])
     matching = [each for each in records if terms.filter.takes(each.schema_name, each.table_name)]
@@ -116,13 +179,56 @@ async def plan_filter(feed: Feed, rules: Sequence[str]) -> FilterPlan:
         [here[name] for name in going],
         "create another changefeed, whose routes give each a name of its own",
     )
+    changing: tuple[TableRecord, ...] = ()
+    if info.terms != feed.info.terms:
+        _check_found(staying - {each.name for each in records})
+        kept = [each for each in coming if each.name in staying]
+        changing = tuple(each for each in kept if not each.is_taken_as(here[each.name]))
+    for each in () if update.dumps else changing:
+        _check_goes_on(feed.source.table(here[each.name]), feed.source.table(each))
     return FilterPlan(
         ts,
         info.rules,
         tuple(each for each in coming if each.name not in staying),
         tuple(sorted(going)),
+        changing,
         {} if selection is None else selection.refused,
     )
+
+
+def _check_found(missing: Collection[str]) -> None:
+    if missing:
+        raise ParameterError(
+            f"{', '.join(sorted(missing)[:_NAMES_SHOWN])}: given by --tables, and not found in the "
+            "source, so that nothing else can be taken of them; create another changefeed"
+        )
+
+
+def _check_goes_on(before: SourceTable, table: SourceTable) -> None:
+    """See that rows at the target still fit, which stay as they are; both are the same table.
+
+    Raises:
+        ParameterError: they do not.
+    """
+    old, new = before.mounter.schema, table.mounter.schema
+    retyped = [
+        name for name in new.names if name in old.names and _type(old, name) != _type(new, name)
+    ]
+    masks = [
+        {name: each.record.masked.get(name) for name in each.mounter.key_columns}
+        for each in (before, table)
+    ]
+    if not retyped and masks[0] == masks[1]:
+        return
+    columns = retyped or [name for name in masks[1] if masks[0].get(name) != masks[1][name]]
+    raise ParameterError(
+        f"{table.name}: {', '.join(columns)} would be shown otherwise than rows that are at the "
+        "target already, which then do not fit: leave out --no-dump, so that the table begins anew"
+    )
+
+
+def _type(schema: pa.Schema, name: str) -> pa.DataType:
+    return schema.field(name).type
 
 
 class FilterUpdates:
@@ -139,35 +245,37 @@ class FilterUpdates:
         self,
         feed: Feed,
         info: ChangefeedInfo,
-        rules: Sequence[str],
+        update: ChangefeedUpdate,
         offered_ts: int,
-        *,
-        dumps: bool,
     ) -> ChangefeedInfo:
-        """Choose where the new filter of a stopped changefeed comes in force: above `offered_ts`,
+        """Choose where the update of a stopped changefeed comes in force: above `offered_ts`,
         up to which readers may be. Its record with that, which is written, and is the feed's, as
         are the tables that come.
 
         Raises as `server.capture.update.plan_filter`, and ChangefeedStateError.
         """
-        plan = await plan_filter(feed, rules)
-        if plan.ts <= max(offered_ts, feed.checkpoint_ts):
+        plan = await plan_filter(feed, update)
+        # At the ts of one that is given up there would be the tables of both.
+        given_up_ts = info.filter_update.ts if info.filter_update is not None else 0
+        if plan.ts <= max(offered_ts, feed.checkpoint_ts, given_up_ts):
             raise ChangefeedStateError(
-                f"the changefeed is at {offered_ts} already, and its source's present is "
+                f"the changefeed is at {max(offered_ts, given_up_ts)} already, and its source's present is "
                 f"{plan.ts}: its log has times ahead of the clock. Try again in a while"
             )
-        before = info.filter_update
+        before, terms = info.filter_update, update.terms_after(feed.info)
         info = replace(
             info,
             rules=plan.rules,
             from_snapshot=True,
             ignored=tuple(sorted(plan.refused)),
-            filter_update=_waiting(feed, plan.rules, plan.ts, dumps=dumps),
+            filter_update=_waiting(feed, plan.rules, plan.ts, dumps=update.dumps),
+            coming_terms=None if terms == feed.info.terms else terms,
         )
         # What the record names is there at every moment: the new tables go before it, the old ones
         # after it.
         schemas = self._records.schemas
-        await schemas.write_tables(feed.id, SchemaChange(plan.ts, tables=by_id(plan.coming)))
+        tables = by_id((*plan.coming, *plan.changing))
+        await schemas.write_tables(feed.id, SchemaChange(plan.ts, tables=tables))
         await self._records.save({}, {feed.id: info})
         # At once: if the next step has no answer, or the owner is stopped within it, the record
         # that is in memory is written again. One that still named the former ts would name tables
@@ -191,13 +299,12 @@ class FilterUpdates:
             info = replace(feed.info, filter_update=replace(update, is_planned=False))
             await self._records.save({}, {feed.id: info})
         elif update.is_planned and feed.catalog.history.last_ts < update.ts:
-            info = replace(feed.info, filter_update=None)
+            info = replace(feed.info, filter_update=None).with_terms(feed.info.coming_terms)
             changes.append(await self._change_filter(feed, info, update))
         else:
             # Tables were read again there, or a DDL above it is known already.
-            info = await self.planned(
-                feed, feed.info, feed.info.rules, offered_ts, dumps=update.dumps
-            )
+            again = ChangefeedUpdate(rules=feed.info.rules, dumps=update.dumps)
+            info = await self.planned(feed, feed.info, again, offered_ts)
         return info, changes
 
     async def _change_filter(
@@ -208,7 +315,8 @@ class FilterUpdates:
         """
         coming = await self._records.schemas.load_tables(feed.id, update.ts)
         change = _change(feed.info, feed.catalog.history, coming)
-        new = [feed.source.table(record) for record in change.tables]
+        going_on = _in_force(feed.catalog.history).keys() - {*change.truncated, *change.dropped}
+        new = [feed.source.table(each) for each in change.tables if each.name not in going_on]
         keyed = {table.span.table_id: table.name for table in new if table.has_key}
         # A job without tables would dump all that there are.
         if update.dumps and keyed:
@@ -251,8 +359,16 @@ def _change(info: ChangefeedInfo, history: History, coming: Sequence[TableRecord
     assert update is not None, "a filter is coming in force"
     here = _in_force(history)
     staying = _staying(here.values(), info)
-    new = by_id(each for each in coming if each.name not in staying)
+    # With other terms the tables that stay come, too, of which something else is taken.
+    kept = {each.name for each in coming} & staying if info.coming_terms is not None else set()
+    new = by_id(each for each in coming if each.name not in staying - kept)
     names = {each.name for each in new}
+    going_on = {
+        each.name
+        for each in new
+        if each.name in kept
+        and (not update.dumps or each.is_taken_as(here[each.name], apart_from_events=True))
+    }
     rules = " ".join(info.rules)
     shown = rules if len(rules) <= _RULES_SHOWN else f"{rules[:_RULES_SHOWN]} …"
     return SchemaChange(
@@ -260,8 +376,8 @@ def _change(info: ChangefeedInfo, history: History, coming: Sequence[TableRecord
         f"{FILTER_UPDATE} {shown.replace('*/', '* /')} */",
         new,
         tuple(sorted(here.keys() - staying - names)),
-        # They come again, as others: the rows that they had are to go.
-        tuple(sorted(names & here.keys())),
+        # They come again, as others, or are shown otherwise: the rows that they had are to go.
+        tuple(sorted((names & here.keys()) - going_on)),
     )
 
 

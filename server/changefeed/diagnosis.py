@@ -134,7 +134,7 @@ def diagnose_changefeed(
         yield Finding(
             Level.NOTE,
             where,
-            f"a new table filter waits: {changefeed['filter_update']['waits_for']}",
+            f"an update waits: {changefeed['filter_update']['waits_for']}",
             "`tidemark cli changefeed list` shows whether its lake comes near",
         )
     for warning in changefeed.get("warnings", ()):

@@ -9,7 +9,7 @@ import enum
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -137,6 +137,30 @@ class FilterUpdate:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TableTerms:
+    """What is taken of tables, and how readers are shown it; the members are those of
+    `ChangefeedInfo`.
+    """
+
+    columns: tuple[str, ...] = ()
+    event_filters: tuple[EventFilter, ...] = ()
+    masks: tuple[str, ...] = ()
+    salt_file: str = ""
+    salt_check: str = ""
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "TableTerms":
+        """Read what `asdict` made; raises KeyError, TypeError, ValueError."""
+        return cls(
+            tuple(map(str, document["columns"])),
+            tuple(map(EventFilter.from_document, document["event_filters"])),
+            tuple(map(str, document["masks"])),
+            str(document["salt_file"]),
+            str(document["salt_check"]),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangefeedInfo:
     """`target_ts` 0 means no end."""
@@ -193,6 +217,8 @@ class ChangefeedInfo:
     """
     filter_update: FilterUpdate | None = None
     """A new filter that is coming in force; `rules` are the new ones already."""
+    coming_terms: TableTerms | None = None
+    """What comes in force with `filter_update`; None: `terms` stay."""
     retain_s: int = 0
     """For how many seconds acknowledged history is kept; `retain_bytes` limits its size."""
     retain_bytes: int = 0
@@ -213,6 +239,19 @@ class ChangefeedInfo:
     def salt(self) -> Salt | None:
         """The salt of masks that hash; None: there are no such masks."""
         return Salt(self.salt_file, self.salt_check) if self.salt_file else None
+
+    @property
+    def terms(self) -> TableTerms:
+        """What is taken of its tables."""
+        own = (self.columns, self.event_filters, self.masks, self.salt_file, self.salt_check)
+        return TableTerms(*own)
+
+    def with_terms(self, terms: TableTerms | None) -> "ChangefeedInfo":
+        """The record with other terms in force; None: the same ones."""
+        if terms is None:
+            return self
+        members = {each.name: getattr(terms, each.name) for each in fields(terms)}
+        return replace(self, coming_terms=None, **members)
 
     @property
     def retention(self) -> Retention:
@@ -277,6 +316,7 @@ class ChangefeedInfo:
                 skipped.append(replace(last, end_ts=start_ts))
         epoch = self.epoch + (start_ts < checkpoint_ts)
         running = replace(self.moved_to(State.NORMAL), filter_update=None)
+        running = running.with_terms(self.coming_terms)
         return replace(running, skipped=tuple(skipped), epoch=epoch)
 
     def without_tables(self) -> "ChangefeedInfo":
@@ -290,7 +330,7 @@ class ChangefeedInfo:
         # A capture of an earlier version refuses a record with a member that it does not know.
         # What asks for nothing is left out, so that both versions can own such a changefeed.
         optional = ("columns", "event_filters", "skipped", "audit_s", "epoch", "filter_update")
-        for member in (*optional, "region_threshold", *_MASKING, *_READING):
+        for member in (*optional, "coming_terms", "region_threshold", *_MASKING, *_READING):
             if not doc[member]:
                 del doc[member]
         if self.zero_dates == NULL_DATES:
@@ -317,6 +357,8 @@ class ChangefeedInfo:
                 doc[member] = int(doc.get(member, 0))
             if doc.get("filter_update") is not None:
                 doc["filter_update"] = FilterUpdate.from_document(doc["filter_update"])
+            if doc.get("coming_terms") is not None:
+                doc["coming_terms"] = TableTerms.from_document(doc["coming_terms"])
             doc["state"] = State(doc["state"])
             doc["error"] = RunningError(**doc["error"]) if doc["error"] else None
             return _with_types(cls(**doc))

@@ -3,6 +3,8 @@
 from typing import Final
 
 _ROOT: Final = "/tidemark/default"
+ROOT: Final = f"{_ROOT}/".encode()
+"""What all records of captures and changefeeds begin with."""
 OWNER: Final = f"{_ROOT}/owner".encode()
 CAPTURES: Final = f"{_ROOT}/capture/".encode()
 DRAINING: Final = f"{_ROOT}/draining/".encode()

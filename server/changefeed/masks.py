@@ -193,3 +193,19 @@ def _column(text: str) -> _Column:
     if not name:
         raise MaskError(f"{text!r} in a mask rule names no column")
     return _Column(name, Mask.parse(mask), column_pattern(name))
+
+
+def check_salted(rules: MaskRules, salt_file: str) -> None:
+    """See that there is a salt where masks hash, and only there.
+
+    Raises:
+        MaskError: what to do else.
+    """
+    if rules.hashes and not salt_file:
+        raise MaskError(
+            "a mask that hashes needs a salt, or anybody could try values until their hashes "
+            "match: write one into a file on every capture (openssl rand -hex 32), and name it "
+            "by --salt-file"
+        )
+    if salt_file and not rules.hashes:
+        raise MaskError("--salt-file is given, and no mask of --mask hashes")

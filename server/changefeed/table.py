@@ -33,6 +33,7 @@ _SALT: Final = "tidemark_salt"
 _IGNORED: Final = "tidemark_ignored"
 _TARGET: Final = "tidemark_target"
 _SHARD: Final = "tidemark_shard"
+_TAKEN: Final = (_SELECTED, _RENAMED, _MASKED, _DEFAULTS, _SALT)
 _ROUTED_SHOWN: Final = 10
 _OURS: Final = frozenset(field.name for field in META_FIELDS)
 
@@ -105,6 +106,14 @@ class TableRecord:
         )
         info = {member: value for member, value in self.table_info.items() if member not in ours}
         return TableRecord(self.schema_name, info)
+
+    def is_taken_as(self, other: "TableRecord", *, apart_from_events: bool = False) -> bool:
+        """Whether as much is taken of this record as of another one, and shown in the same way;
+        `apart_from_events`: whichever changes are ignored.
+        """
+        members = (*_TAKEN, *(() if apart_from_events else (_IGNORED,)))
+        infos = (self.table_info, other.table_info)
+        return all(infos[0].get(member) == infos[1].get(member) for member in members)
 
     def selecting(
         self, columns: Sequence[str], renamed: Mapping[str, str] | None = None

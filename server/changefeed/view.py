@@ -3,10 +3,11 @@
 Pure.
 """
 
+import json
 import shlex
 from typing import Any, Final
 
-from pyspark_tidemark.sink_uri import READERS
+from pyspark_tidemark.sink_uri import READERS, redacted
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from gcsafepoint.explain.explanation import time_of
@@ -292,6 +293,7 @@ def filter_change(answer: pb.UpdateChangefeedResponse) -> dict[str, Any]:
             "going": list(change.going),
             "ineligible": {each.name: each.reason for each in change.ineligible},
         }
+        | ({"changing": list(change.changing)} if change.changing else {})
     }
 
 
@@ -349,8 +351,8 @@ def _filter_update(changefeed: pb.Changefeed) -> dict[str, Any]:
         return {}
     update = changefeed.filter_update
     waits = (
-        f"the new filter is in force when everything up to {time_of(update.ts)} is at the target; "
-        "until then no table comes, and those that both filters take are replicated"
+        f"what was updated is in force when everything up to {time_of(update.ts)} is at the target; "
+        "until then no table comes, and those that both filters take are replicated as before"
     )
     return {
         "filter_update": {
@@ -513,3 +515,29 @@ def _skipped(stretch: pb.SkippedRange) -> dict[str, Any]:
 
 def _running_error(error: pb.RunningError) -> dict[str, str]:
     return {"time": error.time, "code": f"TM:{error.code}", "message": error.message}
+
+
+def record_document(value: bytes) -> Any:
+    """A record of the metadata, as JSON if it is that; where a URI may hold a secret, it is
+    masked.
+    """
+    try:
+        return _without_secrets(json.loads(value))
+    except ValueError:
+        return _without_secrets(record_text(value))
+
+
+def record_text(value: bytes) -> str:
+    """A key or a value of the metadata; in hexadecimal digits if it is no text."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.hex()
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_secrets(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(member) for member in value]
+    return redacted(value) if isinstance(value, str) and "://" in value else value

@@ -167,17 +167,48 @@ def _add_update(update: argparse.ArgumentParser) -> None:
         ),
     )
     update.add_argument(
-        "--config", metavar="FILE", help="TOML file with TiCDC's keys: [filter] rules"
+        "--columns",
+        action="append",
+        metavar="RULE|none",
+        help=(
+            "a rule about columns, as in `create`; give all of them. In force once everything up to "
+            "now is at the target: there a table of which other columns are taken is emptied and "
+            "copied anew"
+        ),
+    )
+    update.add_argument(
+        "--mask",
+        action="append",
+        metavar="RULE|none",
+        help="a rule about masks, as in `create`; give all of them. In force as --columns",
+    )
+    update.add_argument(
+        "--salt-file",
+        default="",
+        metavar="FILE",
+        help="another salt of masks that hash, on every capture",
+    )
+    update.add_argument(
+        "--config",
+        metavar="FILE",
+        help=(
+            "TOML file with TiCDC's keys: rules and event-filters of [filter], column-selectors, "
+            "column-masks and salt-file of [sink]; what it has none of stays. Event filters are "
+            "about changes from now on"
+        ),
     )
     update.add_argument(
         "--no-dump",
         action="store_true",
-        help="do not copy the present rows of tables that the filter adds",
+        help=(
+            "do not copy the present rows of tables that the filter adds; tables with other columns "
+            "or masks go on, and what the target has of them stays as it is"
+        ),
     )
     update.add_argument(
         "--dry-run",
         action="store_true",
-        help="change nothing; show the tables that would be added, and those that would be removed",
+        help="change nothing; show the tables that would be added, removed, or shown otherwise",
     )
 
 
@@ -259,6 +290,11 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
                 required=True,
                 metavar="CAPTURE",
                 help="id of the capture, as in `capture list`",
+            )
+            verb.add_argument(
+                "--give-up-history",
+                action="store_true",
+                help="move it even if history is kept (--retain), which then begins at the checkpoint",
             )
         if name.endswith("-reader"):
             verb.add_argument(
@@ -379,7 +415,10 @@ async def pause_changefeed(remote: Remote, arguments: argparse.Namespace) -> Out
 async def move_table(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Let another capture have a table; waits until it has caught up."""
     request = pb.MoveTableRequest(
-        id=arguments.changefeed_id, table=arguments.table, capture=arguments.to
+        id=arguments.changefeed_id,
+        table=arguments.table,
+        capture=arguments.to,
+        give_up_history=arguments.give_up_history,
     )
     async with remote.capture() as channel:
         service = ChangefeedServiceStub(channel)
@@ -490,24 +529,25 @@ async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
 
 
 async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Change the filter, the sink URI, the source's option, or the audit."""
-    rules = list(arguments.filter)
-    if arguments.config is not None:
-        rules[:0] = changefeed_create.read_config(arguments.config).new_rules(
-            await _queried(remote, arguments.changefeed_id)
-        )
+    """Change the filter, what is taken of tables, the sink URI, options, or the audit."""
     request = pb.UpdateChangefeedRequest(
         id=arguments.changefeed_id,
+        salt_file=arguments.salt_file,
+        columns=_texts(arguments.columns),
+        masks=_texts(arguments.mask),
         sink_uri=arguments.sink_uri,
         on_unclear_ddl=arguments.on_unclear_ddl,
         audit_s=arguments.audit,
         retention=_retention_message(arguments.retain),
         reader_ttl_s=arguments.reader_ttl,
         target_ts=arguments.target_ts,
-        filter=rules,
         no_dump=arguments.no_dump,
         dry_run=arguments.dry_run,
     )
+    if arguments.config is not None:
+        config = changefeed_create.read_config(arguments.config)
+        config.change(await _queried(remote, arguments.changefeed_id), request)
+    request.filter.extend(arguments.filter)
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).UpdateChangefeed(request, timeout=CALL_S)
     change = filter_change(answer)
@@ -525,8 +565,15 @@ def _told_change(change: dict[str, Any]) -> Iterator[str]:
         yield f"tables that come: {', '.join(coming)}"
     if going := tables.get("going"):
         yield f"tables that go: {', '.join(going)}"
+    if changing := tables.get("changing"):
+        yield f"tables that are shown otherwise: {', '.join(changing)}"
     for name, reason in tables.get("ineligible", {}).items():
         yield f"left out: {name}: {reason}"
+
+
+def _texts(rules: list[str] | None) -> pb.Texts | None:
+    """All rules, of which `none` is none; None: as before."""
+    return None if rules is None else pb.Texts(texts=[] if rules == ["none"] else rules)
 
 
 def _waits(shown: dict[str, Any]) -> str:

@@ -6,14 +6,13 @@ shows Tidemark's records in etcd or PD, key by key, as `cdc cli` does; it only r
 
 import argparse
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
-from pyspark_tidemark.sink_uri import redacted
 
 from gcsafepoint.explain.explanation import time_of
+from server.changefeed.view import record_document, record_text
 from server.cli.arguments import add_yes, confirm, timestamp
 from server.cli.output import Output
 from server.cli.remote import Remote
@@ -154,7 +153,11 @@ def _records(address: str, security: SecurityConfig, prefix: str) -> list[dict[s
     tls = etcd3.TlsFiles(security.ca_path, security.cert_path, security.key_path)
     with etcd3.client(host, int(port), tls=tls, max_message_bytes=MAX_MESSAGE_BYTES) as client:
         return [
-            {"key": _text(pair.key), "mod_revision": pair.mod_revision, "value": _shown(value)}
+            {
+                "key": record_text(pair.key),
+                "mod_revision": pair.mod_revision,
+                "value": record_document(value),
+            }
             for value, pair in _pairs(client, prefix.encode())
         ]
 
@@ -165,25 +168,3 @@ def _pairs(client: Any, prefix: bytes) -> Iterator[tuple[bytes, Any]]:
     while page := list(client.get_range(start, end, limit=_PAGE)):
         yield from page
         start = page[-1][1].key + b"\0"
-
-
-def _shown(value: bytes) -> Any:
-    try:
-        return _masked(json.loads(value))
-    except ValueError:
-        return _masked(_text(value))
-
-
-def _masked(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _masked(member) for name, member in value.items()}
-    if isinstance(value, list):
-        return [_masked(member) for member in value]
-    return redacted(value) if isinstance(value, str) and "://" in value else value
-
-
-def _text(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.hex()

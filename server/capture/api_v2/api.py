@@ -6,10 +6,10 @@ for what the client can correct, 503 for what passes by itself, else 500.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import unquote
 
 import grpc
@@ -17,6 +17,7 @@ from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.api_v2 import documents
+from server.capture.api_v2.cluster import Cluster
 from server.capture.api_v2.operations import OPERATIONS, PREFIX, openapi
 from server.capture.errors import (
     CaptureUnknownError,
@@ -61,14 +62,6 @@ _FOR_ALL: Final = ("health", "openapi")
 """What probes and generators of clients ask for."""
 
 
-class Oracle(Protocol):
-    """Gives timestamps; `server.rpc.pd.PdClient` does."""
-
-    async def tso(self, count: int = 1) -> int:
-        """The last of `count` new timestamps."""
-        ...
-
-
 class Api:
     """`changefeeds` and `captures` are the servicers of the gRPC API, behind the check of who calls
     (`server.rpc.access_guard`); `identity` is this capture's id.
@@ -79,12 +72,12 @@ class Api:
         identity: str,
         changefeeds: Any,
         captures: Any,
-        oracle: Oracle,
+        cluster: Cluster,
         access: Access | None = None,
     ) -> None:
         self._access = access or OpenAccess()
         self._operations = partial(
-            _Operations, identity, changefeeds, captures, oracle, access=self._access
+            _Operations, identity, changefeeds, captures, cluster, access=self._access
         )
         self._routes = [
             ((PREFIX + operation.path).split("/"), operation) for operation in OPERATIONS
@@ -139,7 +132,7 @@ class _Operations:
         identity: str,
         changefeeds: Any,
         captures: Any,
-        oracle: Oracle,
+        cluster: Cluster,
         *,
         access: Access,
         context: HttpContext,
@@ -147,7 +140,7 @@ class _Operations:
         self._id = identity
         self._changefeeds = changefeeds
         self._captures = captures
-        self._oracle = oracle
+        self._cluster = cluster
         self._access = access
         self._context = context
 
@@ -180,6 +173,8 @@ class _Operations:
         drained = await self._captures.DrainCapture(request, self._context)
         return {"current_table_count": drained.tables}
 
+    drain_capture_by_post = drain_capture
+
     async def resign_owner(self, _request: Request) -> dict[str, Any]:
         """Let another capture be elected."""
         await self._captures.ResignOwner(capturepb.ResignOwnerRequest(), self._context)
@@ -187,7 +182,8 @@ class _Operations:
 
     async def set_log_level(self, request: Request) -> dict[str, Any]:
         """Log from another level on, in this process."""
-        await self._steer_log("SetLogLevel", documents.log_level(request.body), set_level)
+        level = documents.log_level(request.body)
+        await self._change("SetLogLevel", level, partial(_steered, set_level, level))
         return {}
 
     async def redact_log(self, request: Request) -> dict[str, str]:
@@ -198,24 +194,27 @@ class _Operations:
                 "redact_info_log is on, and this API only ever hides more; `PUT /log-redact` of "
                 "the port for metrics turns it off"
             )
-        await self._steer_log("RedactLog", mode, set_redaction)
+        await self._change("RedactLog", mode, partial(_steered, set_redaction, mode))
         return {"previous_mode": "on" if before else "off", "current_mode": mode}
 
-    async def _steer_log(self, method: str, value: str, change: Callable[[str], None]) -> None:
-        """Change how this process logs, with a line in the audit log."""
+    async def _change(
+        self,
+        method: str,
+        subject: str,
+        change: Callable[[], Awaitable[None]],
+        right: Right = Right.OPERATE,
+    ) -> None:
+        """Change what no service of gRPC does, with a line in the audit log."""
 
         async def changed(_request: object, context: HttpContext) -> None:
-            client_of(self._access, context).check(Right.OPERATE, method)
-            try:
-                change(value)
-            except ConfigError as err:
-                raise ParameterError(err.message) from None
+            client_of(self._access, context).check(right, method)
+            await change()
 
-        await audited(changed, method)(SimpleNamespace(id=value), self._context)
+        await audited(changed, method)(SimpleNamespace(id=subject), self._context)
 
     async def tso(self, _request: Request) -> dict[str, int]:
         """A new timestamp."""
-        ts = await self._oracle.tso()
+        ts = await self._cluster.tso()
         return {"timestamp": physical_ms(ts), "logic_time": logical(ts)}
 
     async def list_changefeeds(self, request: Request) -> dict[str, Any]:
@@ -236,9 +235,18 @@ class _Operations:
         checked = await self._call("CheckChangefeed", documents.creation(request.body))
         return documents.tables_document(checked)
 
+    async def get_all_tables(self, request: Request) -> dict[str, Any]:
+        """What a changefeed would replicate, and all tables that there are."""
+        checked = await self._call("CheckChangefeed", documents.question(request.body))
+        return documents.all_tables_document(checked)
+
     async def get_changefeed(self, _request: Request, changefeed: str) -> dict[str, Any]:
         """One changefeed."""
         return documents.changefeed_document(await self._one(changefeed))
+
+    async def changefeed_meta_info(self, request: Request, changefeed: str) -> dict[str, Any]:
+        """The same; TiCDC leaves secrets in it, which are masked here."""
+        return await self.get_changefeed(request, changefeed)
 
     async def update_changefeed(self, request: Request, changefeed: str) -> dict[str, Any]:
         """Change a changefeed."""
@@ -277,9 +285,12 @@ class _Operations:
 
     async def move_table(self, request: Request, changefeed: str) -> dict[str, Any]:
         """Let another capture pull and serve a table."""
-        table_id, target = (
-            request.query.get(name, ("",))[0] for name in ("tableID", "targetNodeID")
+        table_id, target, gives_up = (
+            request.query.get(name, ("",))[0]
+            for name in ("tableID", "targetNodeID", "giveUpHistory")
         )
+        if gives_up not in ("", "true", "false"):
+            raise ParameterError(f"giveUpHistory is true or false, not {gives_up[:40]!r}")
         names = [
             table.name
             for table in (await self._one(changefeed)).tables
@@ -291,7 +302,13 @@ class _Operations:
                 f"`tidemark cli changefeed query -c {changefeed}`"
             )
         await self._call(
-            "MoveTable", pb.MoveTableRequest(id=changefeed, table=names[0], capture=target)
+            "MoveTable",
+            pb.MoveTableRequest(
+                id=changefeed,
+                table=names[0],
+                capture=target,
+                give_up_history=gives_up == "true",
+            ),
         )
         return {}
 
@@ -317,9 +334,39 @@ class _Operations:
         tables = [
             table.table_id
             for table in shown.tables
-            if capture in (table.capture or shown.maintainer).split(", ")
+            if capture in documents.captures_of(shown, table)
         ]
         return {"table_ids": tables}
+
+    async def list_tables(self, _request: Request, changefeed: str) -> dict[str, Any]:
+        """The ids of a changefeed's tables, by capture."""
+        shown = await self._one(changefeed)
+        return documents.listing(documents.node_tables(shown) if _is_running(shown) else [])
+
+    async def get_dispatcher_count(self, _request: Request, changefeed: str) -> dict[str, int]:
+        """How many tables and parts of split tables captures replicate for a changefeed."""
+        shown = await self._one(changefeed)
+        nodes = documents.node_tables(shown) if _is_running(shown) else []
+        return {"count": sum(len(node["table_ids"]) for node in nodes)}
+
+    async def unsafe_metadata(self, _request: Request) -> list[dict[str, str]]:
+        """The records of captures and changefeeds."""
+        client_of(self._access, self._context).check(Right.ADMIN, "unsafe_metadata")
+        return await self._cluster.metadata()
+
+    async def unsafe_resolve_lock(self, request: Request) -> dict[str, Any]:
+        """End transactions of clients that are gone, in one region."""
+        region_id, ts = documents.region_locks(request.body)
+        change = partial(self._cluster.resolve_locks, region_id, ts)
+        await self._change("ResolveLock", str(region_id), change, Right.ADMIN)
+        return {}
+
+    async def unsafe_delete_service_gc_safepoint(self, request: Request) -> dict[str, Any]:
+        """Remove the safepoints of changefeeds that are gone."""
+        documents.check_own_cluster(request.body)
+        change = self._cluster.remove_safe_points
+        await self._change("DeleteServiceGCSafePoint", "", change, Right.ADMIN)
+        return {}
 
     async def openapi(self, _request: Request) -> dict[str, Any]:
         """The OpenAPI document."""
@@ -345,6 +392,14 @@ class _Operations:
         if is_audited(full_name):
             function = audited(function, full_name)
         return await function(request, self._context)
+
+
+async def _steered(change: Callable[[str], None], value: str) -> None:
+    """How this process logs is changed."""
+    try:
+        change(value)
+    except ConfigError as err:
+        raise ParameterError(err.message) from None
 
 
 def _is_running(changefeed: pb.Changefeed) -> bool:

@@ -25,6 +25,7 @@ from storage.client_json import read_json
 from storage.model.ts import MAX_TS, physical_ms
 
 _RUNNING_ERROR_SHOWN = ("warning", "failed")
+NO_SINK: Final = "blackhole://"
 ALL_TABLES: Final = "*.*"
 """TiCDC's filter if none is given."""
 _EXPRESSIONS: Final = tuple(
@@ -49,6 +50,12 @@ _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "scheduler.write_key_threshold": (0,),
 }
 """Of TiCDC's replica_config: the values that ask for nothing, which are its defaults."""
+_TERMS: Final[Mapping[str, str]] = {
+    "column_selectors": "columns",
+    "column_masks": "masks",
+    "event_filters": "event_filters",
+}
+"""The members of `ReplicaConfig` that have a form of their own in TiCDC's replica_config."""
 _REGION_THRESHOLD = 100_000
 """TiCDC's default."""
 Check = Callable[[Any], bool]
@@ -95,6 +102,32 @@ def tables_document(checked: pb.CheckChangefeedResponse) -> dict[str, Any]:
     eligible = [_table(each.name) | {"table_id": each.table_id} for each in checked.tables]
     ineligible = [_table(each.name) | {"reason": each.reason} for each in checked.ineligible]
     return {"eligible_tables": eligible, "ineligible_tables": ineligible}
+
+
+def all_tables_document(checked: pb.CheckChangefeedResponse) -> dict[str, Any]:
+    """The same, with all tables of the source, whether or not the filter takes them."""
+    document = tables_document(checked)
+    others = [_table(each.name) for each in checked.not_taken]
+    tables = [*document["eligible_tables"], *document["ineligible_tables"], *others]
+    names = ("database_name", "table_name")
+    tables.sort(key=lambda table: [table[name] for name in names])
+    plain = [{name: each for name, each in table.items() if name != "reason"} for table in tables]
+    return document | {"all_tables": plain}
+
+
+def node_tables(changefeed: pb.Changefeed) -> list[dict[str, Any]]:
+    """TiCDC's NodeTableInfo: the tables of each capture; a split table is on several."""
+    nodes: dict[str, list[int]] = {}
+    for table in changefeed.tables:
+        for capture in captures_of(changefeed, table):
+            nodes.setdefault(capture, []).append(table.table_id)
+    return [{"node_id": node, "table_ids": sorted(nodes[node])} for node in sorted(nodes)]
+
+
+def captures_of(changefeed: pb.Changefeed, table: pb.TableStatus) -> list[str]:
+    """The captures that have a table, or parts of it."""
+    names: str = table.capture or changefeed.maintainer
+    return names.split(", ") if names else []
 
 
 def status(changefeed: pb.Changefeed) -> dict[str, Any]:
@@ -159,13 +192,23 @@ def document_of(body: bytes) -> dict[str, Any]:
     return document
 
 
+def question(body: bytes) -> pb.CreateChangefeedRequest:
+    """What `POST get_all_tables` asks about, which need not name a sink; raises as `creation`."""
+    document = document_of(body)
+    return _creation(document | {"sink_uri": document.get("sink_uri") or NO_SINK})
+
+
 def creation(body: bytes) -> pb.CreateChangefeedRequest:
     """What `POST changefeeds` asks for.
 
     Raises:
         ParameterError: a member is unknown, or has a value that cannot be taken.
     """
-    members = _Members(document_of(body))
+    return _creation(document_of(body))
+
+
+def _creation(document: Mapping[str, Any]) -> pb.CreateChangefeedRequest:
+    members = _Members(document)
     _check_upstream(members)
     config = ReplicaConfig.parse(members.take("replica_config", _is_object, default={}))
     tables = members.take("tables", _is_tables, default=[])
@@ -222,6 +265,8 @@ class ReplicaConfig:
     force_replicate: bool = False
     region_threshold: int = 0
     """Of the scheduler, where its `enable_table_across_nodes` is true."""
+    given: frozenset[str] = frozenset()
+    """Those of `columns`, `event_filters` and `masks` that it has a member for, if an empty one."""
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "ReplicaConfig":
@@ -236,6 +281,8 @@ class ReplicaConfig:
         scheduler = _Members(
             config.take("scheduler", _is_object, default={}), "replica_config.scheduler."
         )
+        members = {"column_selectors": sink, "column_masks": sink, "event_filters": chosen}
+        given = {_TERMS[name] for name, each in members.items() if each.left.get(name) is not None}
         splits = scheduler.take("enable_table_across_nodes", _is_flag, default=False)
         regions = scheduler.take("region_threshold", _is_uint32, default=_REGION_THRESHOLD)
         parsed = cls(
@@ -263,26 +310,22 @@ class ReplicaConfig:
             ignore_ineligible_table=config.take("ignore_ineligible_table", _is_flag, default=False),
             force_replicate=config.take("force_replicate", _is_flag, default=False),
             region_threshold=max(regions, 1) if splits else 0,
+            given=frozenset(given),
         )
         left = {"filter": chosen.left, "sink": sink.left, "scheduler": scheduler.left}
         _check_idle(config.left | left)
         return parsed
 
-    def new_rules(self, now: pb.Changefeed) -> Sequence[str]:
-        """The rules of the table filter, if they are others than the changefeed has now.
+    def change(self, now: pb.Changefeed, request: pb.UpdateChangefeedRequest) -> None:
+        """Ask for what is otherwise than the changefeed has it now; what the configuration has no
+        member for stays.
 
         Raises:
             ParameterError: it asks for something else that is not so already, and that cannot be
                 changed.
         """
         others = {
-            "column selectors": self.columns and list(self.columns) != list(now.columns),
-            "event filters": (
-                self.event_filters and list(self.event_filters) != list(now.event_filters)
-            ),
-            "column masks": self.masks and list(self.masks) != list(now.masks),
             "routes (dispatchers)": self.routes and list(self.routes) != list(now.routes),
-            "salt file": self.salt_file and self.salt_file != now.salt_file,
             "force-replicate": self.force_replicate and not takes_keyless(now.source_uri),
             "ignore-ineligible-table": (
                 self.ignore_ineligible_table and not now.ignore_ineligible_table
@@ -294,10 +337,20 @@ class ReplicaConfig:
         if changed := [name for name, is_other in others.items() if is_other]:
             raise ParameterError(
                 f"{', '.join(changed)} would be changed, and of a changefeed's configuration only "
-                "filter.rules can be: rows at the target are as the rules of its creation show "
-                "them. Leave the rest as it is, or create another changefeed with a new target"
+                "filter.rules, filter.event_filters, sink.column_selectors, sink.column_masks and "
+                "sink.salt_file can be. Leave the rest as it is, or create another changefeed with "
+                "a new target"
             )
-        return [] if list(self.rules) == list(now.filter) else self.rules
+        if list(self.rules) != list(now.filter):
+            request.filter.extend(self.rules)
+        if "columns" in self.given and list(self.columns) != list(now.columns):
+            request.columns.CopyFrom(pb.Texts(texts=self.columns))
+        if "masks" in self.given and list(self.masks) != list(now.masks):
+            request.masks.CopyFrom(pb.Texts(texts=self.masks))
+        if "event_filters" in self.given and list(self.event_filters) != list(now.event_filters):
+            request.event_filters.CopyFrom(pb.EventFilters(filters=self.event_filters))
+        if self.salt_file and self.salt_file != now.salt_file:
+            request.salt_file = self.salt_file
 
     @classmethod
     def parse_toml(cls, text: str) -> "ReplicaConfig":
@@ -366,10 +419,14 @@ def update(now: pb.Changefeed, body: bytes) -> pb.UpdateChangefeedRequest:
     config = ReplicaConfig.parse(members.take("replica_config", _is_object, default={}))
     request = pb.UpdateChangefeedRequest(
         id=now.id,
-        filter=config.new_rules(now),
         sink_uri=members.take("sink_uri", _is_text, default=""),
         on_unclear_ddl=members.take("on_unclear_ddl", _is_text, default=""),
     )
+    config.change(now, request)
+    columns = members.take("columns", _is_texts, default=None)
+    if columns is not None:
+        request.columns.CopyFrom(pb.Texts(texts=[*config.columns, *columns]))
+    request.no_dump = members.take("no_dump", _is_flag, default=False)
     audit_s = members.take("audit_seconds", _is_uint32, default=None)
     if audit_s is not None:
         request.audit_s = audit_s
@@ -379,10 +436,10 @@ def update(now: pb.Changefeed, body: bytes) -> pb.UpdateChangefeedRequest:
     _update_reading(members, now, request)
     if members.left:
         raise ParameterError(
-            f"{', '.join(sorted(members.left))}: only sink_uri, target_ts, "
-            "replica_config.filter.rules, on_unclear_ddl, audit_seconds, retain_seconds, "
-            "retain_bytes and reader_ttl_seconds of a changefeed can be changed; for the rest, "
-            "create another one"
+            f"{', '.join(sorted(members.left))}: only sink_uri, target_ts, columns, on_unclear_ddl, "
+            "audit_seconds, retain_seconds, retain_bytes, reader_ttl_seconds and, of replica_config, "
+            "filter, sink.column_selectors, sink.column_masks and sink.salt_file of a changefeed can "
+            "be changed; for the rest, create another one"
         )
     return request
 
@@ -413,6 +470,31 @@ def resumption(changefeed: str, body: bytes) -> pb.ResumeChangefeedRequest:
     )
     members.check_empty()
     return request
+
+
+def region_locks(body: bytes) -> tuple[int, int]:
+    """The region, and up to which start_ts, that `POST unsafe/resolve_lock` asks for; raises as
+    `creation`.
+    """
+    members = _Members(document_of(body))
+    _check_upstream(members)
+    region_id = members.take("region_id", _is_ts, default=0)
+    ts = members.take("ts", _is_ts, default=0)
+    members.check_empty()
+    if not region_id:
+        raise ParameterError("region_id is missing: the region whose locks are to go")
+    return region_id, ts
+
+
+def check_own_cluster(body: bytes) -> None:
+    """See that `DELETE unsafe/service_gc_safepoint` is about the capture's own cluster; raises as
+    `creation`.
+    """
+    members = _Members(document_of(body))
+    if members.take("id", _is_ts, default=0):
+        raise ParameterError("id: a capture knows no other upstream than its own cluster, 0")
+    _check_upstream(members)
+    members.check_empty()
 
 
 def log_level(body: bytes) -> str:

@@ -40,6 +40,13 @@ OPERATIONS: Final = (
         "Let a capture's tables go to the others; ask again until none is left",
         "Drained",
     ),
+    Operation(
+        "drain_capture_by_post",
+        "POST",
+        "/captures/{capture_id}/drain",
+        "The same, by the method of TiCDC's v2",
+        "Drained",
+    ),
     Operation("resign_owner", "POST", "/owner/resign", "Let another capture be elected", "Empty"),
     Operation(
         "set_log_level",
@@ -83,13 +90,28 @@ OPERATIONS: Final = (
         body="NewChangefeed",
     ),
     Operation(
+        "get_all_tables",
+        "POST",
+        "/get_all_tables",
+        "The same, and all tables of the source; the body need not name a sink",
+        "AllTables",
+        body="TablesQuestion",
+    ),
+    Operation(
         "get_changefeed", "GET", "/changefeeds/{changefeed_id}", "One changefeed", "Changefeed"
+    ),
+    Operation(
+        "changefeed_meta_info",
+        "GET",
+        "/changefeeds/{changefeed_id}/meta_info",
+        "The same, for clients of TiCDC's first v2",
+        "Changefeed",
     ),
     Operation(
         "update_changefeed",
         "PUT",
         "/changefeeds/{changefeed_id}",
-        "Change the table filter, target_ts, how to log in at the sink, the audit, or what unclear DDL leads to",
+        "Change filters, columns, masks, target_ts, how to log in at the sink, the audit, or what unclear DDL leads to",
         "Changefeed",
         body="ChangefeedUpdate",
     ),
@@ -121,7 +143,7 @@ OPERATIONS: Final = (
         "/changefeeds/{changefeed_id}/move_table",
         "Let another capture pull and serve a table of the cluster; the changefeed goes on",
         "Empty",
-        query=("tableID", "targetNodeID"),
+        query=("tableID", "targetNodeID", "giveUpHistory"),
     ),
     Operation(
         "changefeed_status",
@@ -129,6 +151,20 @@ OPERATIONS: Final = (
         "/changefeeds/{changefeed_id}/status",
         "State and progress of a changefeed",
         "ChangefeedStatus",
+    ),
+    Operation(
+        "list_tables",
+        "GET",
+        "/changefeeds/{changefeed_id}/tables",
+        "The tables of a changefeed on each capture; none while it does not run",
+        "NodeTables",
+    ),
+    Operation(
+        "get_dispatcher_count",
+        "GET",
+        "/changefeeds/{changefeed_id}/get_dispatcher_count",
+        "How many tables, and parts of split ones, captures replicate for a changefeed",
+        "DispatcherCount",
     ),
     Operation(
         "synced",
@@ -150,6 +186,29 @@ OPERATIONS: Final = (
         "/processors/{changefeed_id}/{capture_id}",
         "The tables of a changefeed on a capture",
         "Processor",
+    ),
+    Operation(
+        "unsafe_metadata",
+        "GET",
+        "/unsafe/metadata",
+        "The records of captures and changefeeds, without secrets",
+        "Metadata",
+    ),
+    Operation(
+        "unsafe_resolve_lock",
+        "POST",
+        "/unsafe/resolve_lock",
+        "End what transactions of clients that are gone have locked in a region",
+        "Empty",
+        body="ResolveLock",
+    ),
+    Operation(
+        "unsafe_delete_service_gc_safepoint",
+        "DELETE",
+        "/unsafe/service_gc_safepoint",
+        "Remove the GC safepoints of changefeeds that are gone; those of others stay",
+        "Empty",
+        body="Upstream",
     ),
     Operation("openapi", "GET", "/openapi.json", "This document", "Any"),
 )
@@ -186,6 +245,25 @@ _TABLES: Final = {
         is_partition=_FLAG,
         reason={"type": "string", "description": "why it cannot be replicated"},
     ),
+}
+_NEW_CHANGEFEED: Final[dict[str, Any]] = {
+    "namespace": _NAMESPACE,
+    "changefeed_id": {"type": "string", "description": "made up if it is left out"},
+    "start_ts": _TSO,
+    "target_ts": _TSO,
+    "sink_uri": _TEXT,
+    "source_uri": {"type": "string", "description": "empty: the cluster"},
+    "tables": {
+        "type": "array",
+        "description": "tables whose schemas the source does not have, as of --tables",
+        "items": _object(
+            "schema_name", "table_info", schema_name=_TEXT, table_info={"type": "object"}
+        ),
+    },
+    "columns": {"type": "array", "items": _TEXT},
+    "zero_dates": _TEXT,
+    "replica_config": _named("ReplicaConfig"),
+    **_OPTIONS,
 }
 SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
     "Any": {"type": "object"},
@@ -285,33 +363,31 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
         ignore_delete_value_expr=_TEXT,
         ignore_update_only_columns={"type": "array", "items": _TEXT},
     ),
-    "NewChangefeed": _object(
-        "sink_uri",
-        namespace=_NAMESPACE,
-        changefeed_id={"type": "string", "description": "made up if it is left out"},
-        start_ts=_TSO,
-        target_ts=_TSO,
-        sink_uri=_TEXT,
-        source_uri={"type": "string", "description": "empty: the cluster"},
-        tables={
-            "type": "array",
-            "description": "tables whose schemas the source does not have, as of --tables",
-            "items": _object(
-                "schema_name", "table_info", schema_name=_TEXT, table_info={"type": "object"}
-            ),
-        },
-        columns={"type": "array", "items": _TEXT},
-        zero_dates=_TEXT,
-        replica_config=_named("ReplicaConfig"),
-        **_OPTIONS,
-    ),
+    "NewChangefeed": _object("sink_uri", **_NEW_CHANGEFEED),
+    "TablesQuestion": _object(**_NEW_CHANGEFEED),
     "ChangefeedUpdate": _object(
         sink_uri=_TEXT,
         target_ts=_TSO | {"description": "of a stopped or failed changefeed; 0: without end"},
+        columns={"type": "array", "items": _TEXT},
+        no_dump={
+            "type": "boolean",
+            "description": "tables that come, or are shown otherwise, are not copied",
+        },
         replica_config=_named("ReplicaConfig"),
         **_OPTIONS,
     ),
     "Tables": _object(eligible_tables=_TABLES, ineligible_tables=_TABLES),
+    "AllTables": _object(eligible_tables=_TABLES, ineligible_tables=_TABLES, all_tables=_TABLES),
+    "NodeTables": _listed(
+        _object(node_id=_TEXT, table_ids={"type": "array", "items": {"type": "integer"}})
+    ),
+    "DispatcherCount": _object("count", count={"type": "integer"}),
+    "Metadata": {"type": "array", "items": _object("key", "value", key=_TEXT, value=_TEXT)},
+    "ResolveLock": _object(
+        "region_id",
+        region_id={"type": "integer", "minimum": 1, "maximum": (1 << 64) - 1},
+        ts=_TSO | {"description": "of transactions that began up to here; 0: up to now"},
+    ),
     "Resume": _object(
         overwrite_checkpoint_ts=_TSO,
         overwrite_with_now={"type": "boolean", "description": "go on from the source's present"},

@@ -264,7 +264,8 @@ class TableMover:
 
     async def _weigh(self, staying: Sequence[Worker]) -> None:
         """Move tables from a worker that has far more to do than the others."""
-        if self._is_by_hand:
+        # A table that moves leaves kept history behind: that takes a reason that does not pass.
+        if self._is_by_hand or self._tables.sink.keep_ts:
             return
         division = await self._division(_EVEN)
         if not is_uneven(self._tables.placement.tables(), division.balance._replace(slack=_UNEVEN)):

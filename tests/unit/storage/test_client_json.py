@@ -36,6 +36,8 @@ def test_a_pair_of_surrogates_is_a_character():
         b"[" * 100_000,
         b"",
         b"9" * 5000,
+        b'{"a": 1, "a": 1}',
+        b'[{"b": {"c": 1, "\\u0063": 2}}]',
     ],
     ids=lambda body: body[:12],
 )

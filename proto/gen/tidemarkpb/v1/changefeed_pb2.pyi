@@ -752,21 +752,25 @@ class MoveTableRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     TABLE_FIELD_NUMBER: _builtins.int
     CAPTURE_FIELD_NUMBER: _builtins.int
+    GIVE_UP_HISTORY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     table: _builtins.str
     """Its name, such as `shop.orders`."""
     capture: _builtins.str
     """The id of the capture, or the name of a worker process."""
+    give_up_history: _builtins.bool
+    """A table leaves the history behind that is kept of it: without this, one of a changefeed that keeps any is not moved."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         table: _builtins.str = ...,
         capture: _builtins.str = ...,
+        give_up_history: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "id", b"id", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "give_up_history", b"give_up_history", "id", b"id", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1386,6 +1390,10 @@ class UpdateChangefeedRequest(_message.Message):
     RETENTION_FIELD_NUMBER: _builtins.int
     READER_TTL_S_FIELD_NUMBER: _builtins.int
     TARGET_TS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    EVENT_FILTERS_FIELD_NUMBER: _builtins.int
+    MASKS_FIELD_NUMBER: _builtins.int
+    SALT_FILE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     """How to log in at the sink, which stays where it is; empty: as before."""
@@ -1400,6 +1408,8 @@ class UpdateChangefeedRequest(_message.Message):
     reader_ttl_s: _builtins.int
     target_ts: _builtins.int
     """Up to where it replicates, 0: without end; left out: as before. Of a stopped or failed changefeed only."""
+    salt_file: _builtins.str
+    """Of masks that hash; empty: that of before."""
     @_builtins.property
     def filter(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The new table filter, as in CreateChangefeedRequest; empty: as before. It is in force when everything up to now is
@@ -1410,6 +1420,14 @@ class UpdateChangefeedRequest(_message.Message):
     def retention(self) -> Global___Retention:
         """As in CreateChangefeedRequest; left out: as before."""
 
+    @_builtins.property
+    def columns(self) -> Global___Texts:
+        """As in CreateChangefeedRequest; left out: as before, empty: none any more. They are in force where a new filter would be."""
+
+    @_builtins.property
+    def event_filters(self) -> Global___EventFilters: ...
+    @_builtins.property
+    def masks(self) -> Global___Texts: ...
     def __init__(
         self,
         *,
@@ -1423,10 +1441,14 @@ class UpdateChangefeedRequest(_message.Message):
         retention: Global___Retention | None = ...,
         reader_ttl_s: _builtins.int | None = ...,
         target_ts: _builtins.int | None = ...,
+        columns: Global___Texts | None = ...,
+        event_filters: Global___EventFilters | None = ...,
+        masks: Global___Texts | None = ...,
+        salt_file: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention", "target_ts", b"target_ts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "masks", b"masks", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention", "target_ts", b"target_ts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "dry_run", b"dry_run", "filter", b"filter", "id", b"id", "no_dump", b"no_dump", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention", "sink_uri", b"sink_uri", "target_ts", b"target_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "columns", b"columns", "dry_run", b"dry_run", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "masks", b"masks", "no_dump", b"no_dump", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "target_ts", b"target_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__audit_s: _TypeAlias = _typing.Literal["audit_s"]  # noqa: Y015
     _WhichOneofArgType__audit_s: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s"]  # noqa: Y015
@@ -1442,6 +1464,46 @@ class UpdateChangefeedRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__target_ts) -> _WhichOneofReturnType__target_ts | None: ...
 
 Global___UpdateChangefeedRequest: _TypeAlias = UpdateChangefeedRequest  # noqa: Y015
+
+@_typing.final
+class Texts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Texts: _TypeAlias = Texts  # noqa: Y015
+
+@_typing.final
+class EventFilters(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def filters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventFilter]: ...
+    def __init__(
+        self,
+        *,
+        filters: _abc.Iterable[Global___EventFilter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filters", b"filters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EventFilters: _TypeAlias = EventFilters  # noqa: Y015
 
 @_typing.final
 class Retention(_message.Message):
@@ -1477,7 +1539,7 @@ class UpdateChangefeedResponse(_message.Message):
     def changefeed(self) -> Global___Changefeed: ...
     @_builtins.property
     def filter_change(self) -> Global___FilterChange:
-        """With a new filter only."""
+        """With a new filter, columns, masks or event filters only."""
 
     def __init__(
         self,
@@ -1503,6 +1565,7 @@ class FilterChange(_message.Message):
     COMING_FIELD_NUMBER: _builtins.int
     GOING_FIELD_NUMBER: _builtins.int
     INELIGIBLE_FIELD_NUMBER: _builtins.int
+    CHANGING_FIELD_NUMBER: _builtins.int
     ts: _builtins.int
     """Where, as it was planned."""
     @_builtins.property
@@ -1513,6 +1576,10 @@ class FilterChange(_message.Message):
     def ineligible(self) -> _containers.RepeatedCompositeFieldContainer[Global___IneligibleTable]:
         """Tables that it takes, but that cannot be replicated; with ignore_ineligible_table only."""
 
+    @_builtins.property
+    def changing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tables that stay, and of which something else is taken, or is shown otherwise."""
+
     def __init__(
         self,
         *,
@@ -1520,10 +1587,11 @@ class FilterChange(_message.Message):
         coming: _abc.Iterable[_builtins.str] | None = ...,
         going: _abc.Iterable[_builtins.str] | None = ...,
         ineligible: _abc.Iterable[Global___IneligibleTable] | None = ...,
+        changing: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coming", b"coming", "going", b"going", "ineligible", b"ineligible", "ts", b"ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changing", b"changing", "coming", b"coming", "going", b"going", "ineligible", b"ineligible", "ts", b"ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,10 +9,11 @@ from functools import partial
 
 import pytest
 
-from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError
+from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError, ParameterError
 from server.capture.flight import OwnerFeeds
 from server.capture.records import ChangefeedRecord
 from server.capture.update import ChangefeedUpdate
+from server.changefeed.filter import EventFilter
 from server.changefeed.info import FilterUpdate
 from server.changefeed.records import SchemaRecords
 from server.changefeed.table import SourceTable
@@ -150,6 +151,110 @@ async def test_to_go_on_elsewhere_is_to_go_on_with_the_new_filter(capture, log):
         None,
         0,
     )
+
+
+def schemas(owner, ts, name="bank.accounts"):
+    described = OwnerFeeds(owner).describe("feed", ts).tables
+    [table] = [each for each in described if each.table == name]
+    return {field.name: str(field.type) for field in table.schema if not field.name.startswith("_")}
+
+
+async def in_force(owner, log, feed):
+    log.resolve(1400)
+    await acknowledged(owner, 1400)
+    await until(lambda: feed.info.filter_update is None)
+    return list(feed.catalog.history)[-1]
+
+
+async def test_a_table_with_other_masks_begins_anew_at_the_present_of_the_update(
+    capture, log, meta
+):
+    log.tables[0] = wide = table_of(1, "accounts", "v")
+    owner = await capture.start()
+    await created(owner)
+    log.now_ts = 1200
+    masks = ("bank.accounts=v:mask.with.4.chars",)
+    feed = await updated(owner, ChangefeedUpdate(masks=masks))
+    assert names(feed) == ["bank.accounts", "bank.tmp"], "as before, until then"
+    assert (feed.info.masks, feed.info.coming_terms.masks) == ((), masks)
+    log.rows(1100, wide, {"id": 1, "v": 5})
+    change = await in_force(owner, log, feed)
+    assert [each.name for each in change.tables] == ["bank.accounts"]
+    assert (change.truncated, change.dropped) == (("bank.accounts",), ())
+    assert (await DumpRecords(meta, "feed").job()).tables == ("bank.accounts",)
+    await capture.stop()
+    owner = await capture.start()
+    feed = owner.feed("feed")
+    assert (feed.info.masks, feed.info.coming_terms, feed.info.rules[0]) == (
+        masks, None, "bank.accounts")  # fmt: skip
+    assert schemas(owner, 1199) == {"id": "int64", "v": "int64"}
+    assert schemas(owner, 1200) == {"id": "int64", "v": "string"}
+
+
+async def test_event_filters_are_about_changes_from_the_present_of_the_update_on(
+    capture, log, meta
+):
+    owner = await capture.start()
+    await created(owner)
+    log.now_ts = 1200
+    inserts = EventFilter(("bank.accounts",), ignore_event=("insert",))
+    feed = await updated(owner, ChangefeedUpdate(event_filters=(inserts,)))
+    change = await in_force(owner, log, feed)
+    assert (len(change.tables), change.truncated) == (1, ()), "its rows stay as they are"
+    assert await DumpRecords(meta, "feed").job() is None
+    ignored = [feed.catalog.history.at(ts)["bank.accounts"][1].ignored for ts in (1199, 1200)]
+    assert [each is None for each in ignored] == [True, False]
+    log.now_ts = 1500
+    await updated(owner, ChangefeedUpdate(event_filters=()))
+    log.resolve(1500)
+    await acknowledged(owner, 1500)
+    await until(lambda: feed.info.filter_update is None)
+    assert feed.info.event_filters == ()
+    assert all(each.record.ignored is None for each in feed.tables)
+
+
+async def test_without_dumps_a_table_goes_on_if_rows_at_the_target_fit(capture, log, meta):
+    log.tables[0] = table_of(1, "accounts", "v", "w")
+    owner = await capture.start()
+    await created(owner, columns=["bank.accounts=id,v"])
+    log.now_ts = 1200
+    masks = ("bank.accounts=v:mask.with.4.chars",)
+    with pytest.raises(ParameterError, match=r"bank\.accounts: v would be .* leave out --no-dump"):
+        await owner.update("feed", ChangefeedUpdate(masks=masks, dumps=False))
+    feed = owner.feed("feed")
+    assert (feed.info.coming_terms, feed.info.filter_update) == (None, None)
+    await updated(owner, ChangefeedUpdate(columns=("bank.accounts=id,w",), dumps=False))
+    inserts = EventFilter(("bank.tmp",), ignore_event=("insert",))
+    ignoring = ChangefeedUpdate(event_filters=(inserts,), dumps=False)
+    with pytest.raises(ChangefeedStateError, match="Try again in a while"):
+        await updated(owner, ignoring)
+    log.now_ts = 1250
+    # The next one is for both, where the first is not in force yet.
+    await updated(owner, ignoring)
+    change = await in_force(owner, log, feed)
+    assert sorted(each.name for each in change.tables) == ["bank.accounts", "bank.tmp"]
+    assert (change.truncated, await DumpRecords(meta, "feed").job()) == ((), None)
+    assert (feed.info.columns, feed.info.event_filters) == (("bank.accounts=id,w",), (inserts,))
+    assert (schemas(owner, 1249).keys(), schemas(owner, 1250).keys()) == (
+        {"id", "v"}, {"id", "w"})  # fmt: skip
+
+
+async def test_a_mask_that_follows_a_column_is_kept_when_other_terms_change(capture, log):
+    log.tables[0] = table_of(1, "accounts", "v")
+    owner = await capture.start()
+    masks = ("bank.accounts=v:mask.with.4.chars",)
+    await created(owner, masks=masks)
+    log.tables[0] = table_of(1, "accounts", "w")
+    log.ddl(1100, "ALTER TABLE accounts RENAME COLUMN v TO w", log.tables[0])
+    log.resolve(1150)
+    feed = owner.feed("feed")
+    await until(lambda: feed.catalog.history.last_ts == 1100)
+    log.now_ts = 1200
+    await updated(owner, ChangefeedUpdate(columns=("bank.accounts=*",)))
+    await acknowledged(owner, 1100)
+    change = await in_force(owner, log, feed)
+    assert all(each.masked == {"w": "mask.with.4.chars"} for each in change.tables)
+    assert schemas(owner, 1200) == {"id": "int64", "w": "string"}
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])

@@ -171,7 +171,7 @@ def test_the_error_of_a_lake_job_is_said_once():
         (
             {"filter_update": pb.FilterUpdate(ts=at(9), before=["a.*"])},
             Level.NOTE,
-            "a new table filter waits",
+            "an update waits",
         ),
         (
             {"skipped": [pb.SkippedRange(start_ts=at(9), end_ts=at(8))]},

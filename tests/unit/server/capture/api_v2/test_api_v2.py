@@ -3,6 +3,7 @@
 import hashlib
 import json
 import tomllib
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -19,7 +20,7 @@ from server.capture.api_v2.operations import OPERATIONS, PREFIX, SCHEMAS, openap
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
 from server.log import log_config, set_level, set_redaction
 from server.routes import Request
-from server.rpc.access_list import open_access
+from server.rpc.access_list import Client, open_access
 from server.rpc.errors import passed_on
 from storage.model.errors import InvalidError
 from storage.model.ts import compose
@@ -66,7 +67,10 @@ class Services:
             if method == "CheckChangefeed":
                 eligible = pb.EligibleTable(name="shop.a.b", table_id=7)
                 refused = pb.IneligibleTable(name="shop.log", reason="no key")
-                return pb.CheckChangefeedResponse(tables=[eligible], ineligible=[refused])
+                other = pb.IneligibleTable(name="crm.t", reason="no rule")
+                return pb.CheckChangefeedResponse(
+                    tables=[eligible], ineligible=[refused], not_taken=[other]
+                )
             response = getattr(pb, method + "Response")
             if method == "ListChangefeeds":
                 return response(changefeeds=[FEED])
@@ -74,8 +78,17 @@ class Services:
 
         return call
 
-    async def tso(self, count=1):
+    async def tso(self):
         return CHECKPOINT
+
+    async def metadata(self):
+        return [{"key": "/tidemark/default/owner", "value": "{}"}]
+
+    async def resolve_locks(self, region_id, ts):
+        self.requests.append((region_id, ts))
+
+    async def remove_safe_points(self):
+        self.requests.append("removed")
 
 
 async def asked(method, path, body=b"", query=None, error=None):
@@ -295,6 +308,71 @@ async def test_tables_are_verified_before_a_changefeed_is_made():
     assert (refused["table_name"], refused["reason"]) == ("log", "no key")
 
 
+async def test_all_tables_of_the_source_are_listed_for_a_filter_without_a_sink():
+    _, answer, [request] = await asked("POST", "/api/v2/get_all_tables", {"sink_uri": None})
+    assert (request.sink_uri, list(request.filter)) == ("blackhole://", ["*.*"])
+    names = [(each["database_name"], each["table_name"]) for each in answer["all_tables"]]
+    assert names == [("crm", "t"), ("shop", "a.b"), ("shop", "log")]
+    assert not any("reason" in each for each in answer["all_tables"])
+    assert [each["table_id"] for each in answer["eligible_tables"]] == [7]
+
+
+async def test_tables_are_listed_by_capture():
+    def table(number, capture=""):
+        return pb.TableStatus(name=f"s.t{number}", table_id=number, capture=capture)
+
+    feed = pb.Changefeed(maintainer="one", tables=[table(3), table(2, "two, one"), table(4, "two")])
+    assert documents.node_tables(feed) == [
+        {"node_id": "one", "table_ids": [2, 3]},
+        {"node_id": "two", "table_ids": [2, 4]},
+    ]
+    assert documents.node_tables(pb.Changefeed(tables=[table(1)])) == []
+    status, answer, _ = await asked("GET", "/api/v2/changefeeds/orders/tables")
+    assert (status, answer["items"]) == (200, [{"node_id": "one", "table_ids": [7]}])
+    _, answer, _ = await asked("GET", "/api/v2/changefeeds/orders/get_dispatcher_count")
+    assert answer == {"count": 1}
+    _, shown, _ = await asked("GET", "/api/v2/changefeeds/orders")
+    assert (await asked("GET", "/api/v2/changefeeds/orders/meta_info"))[1] == shown
+
+
+async def test_what_is_unsafe_is_about_the_cluster_of_the_capture():
+    _, answer, _ = await asked("GET", "/api/v2/unsafe/metadata")
+    assert answer == [{"key": "/tidemark/default/owner", "value": "{}"}]
+    lock = {"region_id": 4, "ts": 9}
+    status, answer, requests = await asked("POST", "/api/v2/unsafe/resolve_lock", lock)
+    assert (status, answer, requests) == (200, {}, [(4, 9)])
+    gone = await asked("DELETE", "/api/v2/unsafe/service_gc_safepoint", {"id": 0})
+    assert gone == (200, {}, ["removed"])
+    for method, path, body in (
+        ("POST", "resolve_lock", {}),
+        ("POST", "resolve_lock", {"region_id": 0, "ts": 1}),
+        ("POST", "resolve_lock", lock | {"pd_addrs": ["http://other:2379"]}),
+        ("POST", "resolve_lock", lock | {"ts": "9"}),
+        ("DELETE", "service_gc_safepoint", {"id": 7}),
+        ("DELETE", "service_gc_safepoint", {"more": 1}),
+    ):
+        status, answer, requests = await asked(method, f"/api/v2/unsafe/{path}", body)
+        assert (status, answer["error_code"], requests) == (400, "TM:ErrAPIInvalidParam", []), body
+
+
+@pytest.mark.parametrize(
+    ("role", "changefeeds", "status"),
+    [("admin", (), 200), ("admin", ("a*",), 403), ("operate", (), 403), ("read", (), 403)],
+)
+async def test_what_is_unsafe_is_for_admins_of_all_changefeeds(role, changefeeds, status):
+    services = Services(None)
+    access = SimpleNamespace(client=lambda *_: Client("c", role, changefeeds))
+    api = Api("one", services, services, services, access)
+    for method, path, body in (
+        ("GET", "metadata", b""),
+        ("POST", "resolve_lock", b'{"region_id": 4}'),
+        ("DELETE", "service_gc_safepoint", b"{}"),
+    ):
+        answer = await api.answer(Request(method, f"/api/v2/unsafe/{path}", {}, body))
+        assert answer.status == status, path
+    assert len(services.requests) == (2 if status == 200 else 0)
+
+
 async def test_changes_are_passed_on():
     resume = {"overwrite_checkpoint_ts": 9}
     _, answer, requests = await asked("POST", "/api/v2/changefeeds/a%2Db/resume", resume)
@@ -312,6 +390,31 @@ async def test_changes_are_passed_on():
     for refused in ({"start_ts": 9}, {"replica_config": {"ignore_ineligible_table": True}}):
         status, answer, _ = await asked("PUT", "/api/v2/changefeeds/orders", refused)
         assert (status, answer["error_code"]) == (400, "TM:ErrAPIInvalidParam")
+
+
+async def test_other_columns_masks_and_event_filters_are_asked_for_where_they_differ():
+    sink = {
+        "column_selectors": [{"matcher": ["shop.*"], "columns": ["*", "!phone"]}],
+        "column_masks": [{"matcher": ["crm.*"], "columns": ["m"], "mask": "mask.with.4.chars"}],
+        "salt_file": "/salt",
+    }
+    config = {"sink": sink, "filter": {"event_filters": []}}
+    body = {"replica_config": config, "no_dump": True}
+    _, _, [*_, request] = await asked("PUT", "/api/v2/changefeeds/orders", body)
+    expected = pb.UpdateChangefeedRequest(id="orders", no_dump=True, salt_file="/salt")
+    expected.columns.texts.append("shop.*=*,!phone")
+    expected.masks.texts.append("crm.*=m:mask.with.4.chars")
+    assert request == expected, "it has no event filters now"
+    sink = {"column_selectors": [], "column_masks": []}
+    now = pb.Changefeed(id="orders", columns=["a=b"], event_filters=[pb.EventFilter()])
+    read = documents.update(now, json.dumps({"replica_config": {"sink": sink}}).encode())
+    assert (read.HasField("columns"), list(read.columns.texts)) == (True, [])
+    assert [read.HasField(each) for each in ("masks", "event_filters")] == [False, False]
+    none = json.dumps({"replica_config": config | {"sink": {}}}).encode()
+    assert documents.update(now, none).HasField("event_filters")
+    routed = {"sink": {"dispatchers": [{"matcher": ["a.*"], "target_schema": "b"}]}}
+    with pytest.raises(InvalidError, match=r"routes \(dispatchers\) would be changed"):
+        documents.update(now, json.dumps({"replica_config": routed}).encode())
 
 
 async def test_the_config_that_is_shown_can_be_sent_back_with_another_filter():

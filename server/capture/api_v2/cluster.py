@@ -1,0 +1,103 @@
+"""What the API asks of the cluster itself, past its changefeeds: timestamps, and what TiCDC calls
+unsafe: the metadata as it is, locks of dead transactions, and safepoints that nobody needs.
+"""
+
+import json
+from typing import Any, Final, Protocol
+
+import structlog
+
+from gcsafepoint.explain.names import CREATING_PREFIX, feed_of
+from server.capture.errors import ParameterError
+from server.capture.fence import Fence
+from server.capture.records import Records
+from server.changefeed import keys
+from server.changefeed.view import record_document, record_text
+from server.rpc.lock_resolver import LockResolver
+from server.rpc.pd import PdClient, RegionMissingError
+from server.rpc.region_cache import region_end, region_start
+from server.rpc.tikv import KvClient
+from storage.meta.meta import Meta
+
+_LOCKS_A_PAGE: Final = 1024
+
+_log = structlog.get_logger(__name__)
+
+
+class Cluster(Protocol):
+    """See `LiveCluster`."""
+
+    async def tso(self) -> int:
+        """A new timestamp."""
+        ...
+
+    async def metadata(self) -> list[dict[str, str]]:
+        """See `LiveCluster`."""
+        ...
+
+    async def resolve_locks(self, region_id: int, ts: int) -> None:
+        """See `LiveCluster`."""
+        ...
+
+    async def remove_safe_points(self) -> None:
+        """See `LiveCluster`."""
+        ...
+
+
+class LiveCluster:
+    """Implements `Cluster` by the coordinator, the stores and the metadata."""
+
+    def __init__(self, pd: PdClient, kv: KvClient, meta: Meta) -> None:
+        self._pd = pd
+        self._kv = kv
+        self._meta = meta
+
+    async def tso(self) -> int:
+        """A new timestamp."""
+        return await self._pd.tso()
+
+    async def metadata(self) -> list[dict[str, str]]:
+        """All records of captures and changefeeds; where a URI may hold a secret, it is masked."""
+        pairs = await self._meta.get_prefix(keys.ROOT)
+        return [
+            {"key": record_text(pair.key), "value": _text(record_document(pair.value))}
+            for pair in pairs
+        ]
+
+    async def resolve_locks(self, region_id: int, ts: int) -> None:
+        """Commit or roll back what transactions that began up to `ts`, and whose clients are gone,
+        have locked in a region; 0: up to now. Locks of living ones stay.
+
+        Raises:
+            ParameterError: there is no such region.
+        """
+        try:
+            route = await self._pd.region_by_id(region_id)
+        except RegionMissingError as err:
+            raise ParameterError(f"region_id {region_id}: {err.message}") from None
+        now = await self._pd.tso()
+        resolver = LockResolver(self._pd, self._kv)
+        start: bytes | None = region_start(route)
+        while start is not None:
+            page = await self._kv.scan_lock(
+                start, region_end(route), min(ts or now, now), _LOCKS_A_PAGE
+            )
+            await resolver.resolve(page.locks, 0)
+            start = page.next_key
+
+    async def remove_safe_points(self) -> None:
+        """Remove the safepoints of changefeeds that there are not any more."""
+        records = Records(self._meta, Fence())
+        services = await records.service_ids(self._pd.cluster_id)
+        # Those of creations that are under way have no record yet, and lapse within an hour.
+        ours = [each for each in services if feed_of(each) and not each.startswith(CREATING_PREFIX)]
+        # Afterwards: of a changefeed that was made meanwhile there is a record by now.
+        there = set(await records.ids())
+        for service in ours:
+            if feed_of(service) not in there:
+                _log.warning("safepoint of no changefeed is deleted", service_id=service)
+                await self._pd.update_service_gc_safe_point(service, 0, 0)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
