@@ -126,6 +126,8 @@ def summary(changefeed: pb.Changefeed, now_s: float) -> dict[str, Any]:
     } | _reading(changefeed)
     if changefeed.HasField("reading"):
         short["last_read"] = _last_read(changefeed.reading)
+    if warnings := stuck_warnings(changefeed):
+        short["warnings"] = warnings
     if changefeed.HasField("rereads"):
         short["rereads"] = ", ".join(each.table for each in changefeed.rereads.tables)
     return {"id": changefeed.id, "namespace": "default", "summary": short}
@@ -234,6 +236,16 @@ def history(document: dict[str, Any]) -> list[dict[str, str]]:
             happened.append((error["time"], event, f"[{error['code']}] {error['message']}"))
     happened.sort(key=lambda each: each[0])
     return [{"time": time, "event": event, "what": what} for time, event, what in happened]
+
+
+def stuck_warnings(changefeed: pb.Changefeed) -> list[str]:
+    """What keeps a changefeed from going on although its state is `normal`: a full disk of its
+    capture, or that nobody reads it.
+    """
+    disk_error = changefeed.holding.disk_error
+    advice = "free space at the capture's --data-dir; it goes on by itself"
+    disk = f"the capture cannot write to its disk: {disk_error}; {advice}" if disk_error else ""
+    return list(filter(None, [disk, unread_warning(changefeed)]))
 
 
 def unread_warning(changefeed: pb.Changefeed) -> str:

@@ -20,10 +20,10 @@ from server.changefeed.view import (
     history,
     reader_rows,
     statistics,
+    stuck_warnings,
     summary,
     synced,
     table_status,
-    unread_warning,
 )
 from server.cli import changefeed_create, dump
 from server.cli.arguments import add_yes, confirm, period, retention, seconds, timestamp
@@ -345,9 +345,10 @@ async def list_changefeeds(remote: Remote, _: argparse.Namespace) -> Output:
             pb.ListChangefeedsRequest(), timeout=CALL_S
         )
     rows = [summary(changefeed, time.time()) for changefeed in answer.changefeeds]
-    warnings = [(each.id, unread_warning(each)) for each in answer.changefeeds]
-    unread = [f"{name}: {warning}" for name, warning in warnings if warning]
-    return Output(rows, _COLUMNS, shown="\n".join([table(rows, _COLUMNS), *unread]))
+    warnings = [
+        f"{each.id}: {warning}" for each in answer.changefeeds for warning in stuck_warnings(each)
+    ]
+    return Output(rows, _COLUMNS, shown="\n".join([table(rows, _COLUMNS), *warnings]))
 
 
 async def query_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:

@@ -11,6 +11,7 @@ import pyarrow.flight as fl
 import pytest
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
+from server.changefeed.view import stuck_warnings
 from server.demo.bank import ACCOUNTS
 from storage.tidb.record import encode_record
 from tests.integration.capture.processes import Reader, running_cluster, transaction_client
@@ -153,6 +154,7 @@ def test_a_full_disk_pauses_the_feed_which_says_so_and_goes_on_when_there_is_roo
     paused = wait_for(still_full)
     assert "No space left" in paused.holding.disk_error
     assert paused.state == pb.CHANGEFEED_STATE_NORMAL
+    assert "No space left" in stuck_warnings(paused)[0]
     assert paused.resolved_ts < last_ts
     assert paused.holding.sorter_memory_bytes < 4 << 20
     filler.unlink()

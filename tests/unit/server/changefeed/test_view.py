@@ -114,6 +114,15 @@ def test_a_lake_without_a_job_is_told():
     assert "warnings" not in detail(feed)
 
 
+def test_a_full_disk_of_the_capture_stands_in_the_list():
+    """The state is `normal`, and the lag alone does not say why it grows."""
+    feed = pb.Changefeed(id="shop", state=pb.CHANGEFEED_STATE_NORMAL, sink_uri="delta:///lake")
+    assert "warnings" not in summary(feed, NOW_S)["summary"]
+    feed.holding.disk_error = "No space left on device"
+    [warning] = summary(feed, NOW_S)["summary"]["warnings"]
+    assert warning.startswith("the capture cannot write to its disk: No space left on device; ")
+
+
 def test_that_nobody_reads_is_told_with_how_long():
     feed = pb.Changefeed(
         id="shop",
