@@ -145,7 +145,8 @@ def path_from_here(path: Path) -> str:
 def _tail(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("[TM:")]
-    return " | ".join((errors or lines)[-3:]) or "(nothing)"
+    # The log has earlier runs, too, which may have ended in the same way.
+    return " | ".join(list(dict.fromkeys(errors or lines))[-3:]) or "(nothing)"
 
 
 def free_addresses() -> dict[str, str]:

@@ -110,6 +110,7 @@ async def run_demo(config: DemoConfig) -> bool:
     if config.join:
         return await _run_joined(config)
     data = _data_dir(config)
+    lake = Lake.at(data / "lake", config.lake)  # refused before anything starts
     began = time.monotonic()
     async with Cluster.started(data, any_ports=config.any_ports) as cluster:
         listening = ", ".join(f"{name} {address}" for name, address in cluster.endpoints.items())
@@ -118,7 +119,6 @@ async def run_demo(config: DemoConfig) -> bool:
             f"{listening}",
             flush=True,
         )
-        lake = Lake.at(data / "lake", config.lake)
         await ensure_changefeed(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _tables())
         async with LakeJob.started(cluster.endpoints["flight"], _CHANGEFEED, lake, data) as job:
             proof = await DemoRun(config, cluster, job, data).run()

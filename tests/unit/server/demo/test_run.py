@@ -1,11 +1,14 @@
 """What the demo prints besides its results."""
 
+import asyncio
 import shlex
 
 import pytest
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.cli.daemon import demo_parser
+from server.config import ConfigError
+from server.demo import run
 from server.demo.lake import FORMATS, JoinedLake, Lake
 from server.demo.run import DemoConfig, Progress, hints, hints_while_up
 from server.demo.workload import Tally
@@ -32,6 +35,14 @@ def test_what_it_proposes_to_try_next_can_be_pasted(lake):
     assert demos[2]["lake"] != lake
     Lake.at(demos[2]["data_dir"], demos[2]["lake"])
     assert commands[3][1:] == ["play"]
+
+
+def test_a_lake_of_another_kind_is_refused_before_anything_starts(monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "require_java", lambda: None)
+    monkeypatch.setattr(run.Cluster, "started", None)
+    config = DemoConfig(data_dir=str(tmp_path), lake="postgresql")
+    with pytest.raises(ConfigError, match="--lake is delta, iceberg or parquet"):
+        asyncio.run(run.run_demo(config))
 
 
 def test_what_it_proposes_while_the_cluster_is_up_names_its_ports():
