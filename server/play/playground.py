@@ -53,6 +53,8 @@ _SETTINGS = {
 }
 # Set after the tables are created: statements without rows would print a header, too.
 _HEADERS = "SET spark.sql.cli.print.header=true;\n"
+_NO_ANSWER = r"!printf \033[2A\033[J;" + "\n"
+"""Removes the two lines from a terminal that SET answers with."""
 _SHELL = """\
 #!/bin/bash
 # A Spark SQL shell over the lake; -e 'STATEMENT' and -f FILE as of spark-sql. It leaves out what the JVM
@@ -60,12 +62,15 @@ _SHELL = """\
 set -o pipefail
 export PYSPARK_PYTHON={python} SPARK_CONF_DIR={conf}
 errors() {{ trap '' INT; exec grep --line-buffered -vE '^(Time taken: |WARNING: Using incubator modules)' >&2; }}
-shell() {{ {program} -S -i {tables} "$@"; }}
+shell() {{ {program} -S -i "$@"; }}
 
-if [ $# -eq 0 ]; then
-  shell 2> >(errors)
+if [ $# -eq 0 ] && [ -t 1 ]; then
+  echo "Spark starts, which takes half a minute. Try: SHOW TABLES IN shop;   and to end: exit;" >&2
+  shell {terminal} 2> >(errors)
+elif [ $# -eq 0 ]; then
+  shell {tables} 2> >(errors)
 else
-  shell "$@" 2> >(errors) | sed '1,/^spark.sql.cli.print.header\ttrue$/d'
+  shell {tables} "$@" 2> >(errors) | sed '1,/^spark.sql.cli.print.header\ttrue$/d'
 fi
 """
 
@@ -326,15 +331,16 @@ def write_shell(script: Path, lake: Path, tables: Iterable[str]) -> None:
     lines = "".join(f"{name} {value}\n" for name, value in settings.items())
     (spark / "spark-defaults.conf").write_text(lines, encoding="utf-8")
     (spark / "log4j2.properties").write_text(LOG_ERRORS_ONLY, encoding="utf-8")
-    (spark / "tables.sql").write_text(
-        "".join([*_statements(lake, tables), _HEADERS]), encoding="utf-8"
-    )
+    statements = "".join([*_statements(lake, tables), _HEADERS])
+    (spark / "tables.sql").write_text(statements, encoding="utf-8")
+    (spark / "terminal.sql").write_text(statements + _NO_ANSWER, encoding="utf-8")
     script.write_text(
         _SHELL.format(
             python=shlex.quote(sys.executable),
             conf=shlex.quote(str(spark)),
             program=shlex.quote(str(Path(sys.executable).parent / "spark-sql")),
             tables=shlex.quote(str(spark / "tables.sql")),
+            terminal=shlex.quote(str(spark / "terminal.sql")),
         ),
         encoding="utf-8",
     )

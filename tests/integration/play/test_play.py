@@ -47,7 +47,11 @@ def test_the_shell_knows_the_tables_wherever_the_lake_lies(tmp_path, monkeypatch
     lake = tmp_path / "Ada's lake"
     write_shell(tmp_path / "sql", lake, TABLES)
     subprocess.run(["bash", "-n", tmp_path / "sql"], check=True)
-    tables = (tmp_path / "spark" / "tables.sql").read_text()
+    tables, terminal = (
+        (tmp_path / "spark" / name).read_text() for name in ("tables.sql", "terminal.sql")
+    )
+    assert terminal.startswith(tables)
+    assert terminal.removeprefix(tables) == "!printf \\033[2A\\033[J;\n"
     assert (
         f"CREATE TABLE shop.orders USING delta LOCATION '{tmp_path}/Ada\\'s lake/shop/orders';"
         in tables
@@ -86,11 +90,10 @@ def test_the_shell_prints_results_and_errors_only(tmp_path, monkeypatch):
 
 def test_the_hints_name_what_is_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = hints(
-        tmp_path / "data" / "play",
-        PlayConfig(),
-        {"capture": "127.0.0.1:1", "coordinator": "127.0.0.1:2"},
-    )
+    places = {"capture": "127.0.0.1:1", "coordinator": "127.0.0.1:2"}
+    shown = hints(tmp_path / "data" / "play", PlayConfig(any_ports=True), places)
     assert '  data/play/sql -e "SELECT status' in shown
     assert "-P 3316" in shown
     assert "cli --server 127.0.0.1:1 --pd 127.0.0.1:2 verify -c shop" in shown
+    # The default ports need not be named.
+    assert "tidemark cli verify -c shop" in hints(tmp_path / "data" / "play", PlayConfig(), places)
