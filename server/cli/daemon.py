@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 from grpc.aio import AioRpcError
 
 from server.cli.arguments import Parser
+from server.cli.main import COMMANDS
 from server.config import (
     ConfigError,
     add_flags,
@@ -319,7 +320,7 @@ def run_daemon(
 
 def daemon_parser(command: str, section: type[Any]) -> Parser:
     """The flags of a daemon: its own settings, and those that all daemons have."""
-    parser = Parser(prog=f"tidemark {command}")
+    parser = Parser(prog=f"tidemark {command}", description=_description(command))
     parser.add_argument("--config", help="TOML file with the sections " + ", ".join(SECTIONS))
     parser.add_argument("--follow-parent", action="store_true", help=argparse.SUPPRESS)
     for part in (section, *SHARED.values()):
@@ -327,11 +328,18 @@ def daemon_parser(command: str, section: type[Any]) -> Parser:
     return parser
 
 
+def _description(command: str) -> str | None:
+    """What a command does, as a sentence; None of one that users do not call."""
+    summaries = COMMANDS | {f"spark {verb}": text for verb, (_, text) in SPARK_VERBS.items()}
+    summary = summaries.get(command)
+    return summary and f"{summary[0].upper()}{summary[1:]}."
+
+
 def demo_parser() -> Parser:
     """The flags of `tidemark demo`."""
     from server.demo.run import DemoConfig
 
-    parser = Parser(prog="tidemark demo")
+    parser = Parser(prog="tidemark demo", description=_description("demo"))
     add_flags(parser, DemoConfig)
     return parser
 
@@ -376,7 +384,7 @@ def play_parser() -> Parser:
     """The flags of `tidemark play`."""
     from server.play.playground import PlayConfig
 
-    parser = Parser(prog="tidemark play")
+    parser = Parser(prog="tidemark play", description=_description("play"))
     add_flags(parser, PlayConfig)
     return parser
 
