@@ -52,7 +52,7 @@ class LogConfig:
     log_format: str = setting("auto", "json, text, or auto: text on a terminal, else json")
     redact_info_log: bool = setting(
         False,  # noqa: FBT003 - a setting's default
-        "put ? in logs for keys, values, literals of statements and what is quoted",
+        "replace keys, values, literals of statements and quoted text in logs by ?",
     )
 
     def checked(self) -> "LogConfig":

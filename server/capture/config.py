@@ -22,21 +22,21 @@ class CaptureConfig:
     addr: str = setting("127.0.0.1:8300", "gRPC address: the changefeed API")
     flight_addr: str = setting("127.0.0.1:8301", "Arrow Flight address: the rows")
     flight_token_file: str = setting(
-        "", "file with the token that Flight readers must bring; empty: none is asked for"
+        "", "file with the token that Flight readers must send; empty: they need none"
     )
     access_file: str = setting(
         "",
         "TOML file with the clients that may call, by token or certificate, and their roles; empty: "
-        "whoever reaches a port may do all (docs/security.md)",
+        "everybody who reaches a port may do everything (docs/security.md)",
     )
     token_file: str = setting(
         "", "file with this capture's own token, for other captures that have an access file"
     )
     advertise_addr: str = setting(
-        "", "gRPC address that other captures are told; empty: the one listened on"
+        "", "gRPC address by which other captures reach this one; empty: the listening address"
     )
     advertise_flight_addr: str = setting(
-        "", "Flight address that readers are told; empty: the one listened on"
+        "", "Flight address by which readers reach this capture; empty: the listening address"
     )
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     data_dir: str = setting(
@@ -48,23 +48,23 @@ class CaptureConfig:
     )
     stream_silence_seconds: float = setting(
         SILENT_S,
-        "a stream of a store or pump that is silent for so long is opened again",
+        "seconds without a message after which a stream of a store or pump is opened again",
         least=0.001,
     )
     spill_compression: str = setting(
-        "none", "how rows that do not fit into memory lie on disk: `none`, or `lz4`"
+        "none", "compression of rows that do not fit into memory and go to disk: none or lz4"
     )
     spill_encryption: bool = setting(
         default=False,
-        help_text="encrypt them (XChaCha20-Poly1305), by a key that is made at the start and never "
+        help_text="encrypt rows on disk (XChaCha20-Poly1305), by a key that is made at the start and never "
         "stored",
     )
     workers: int = setting(
-        1, "processes that pull, sort and serve tables; 1: this one alone, 0: one for each core"
+        1, "processes that pull, sort and serve tables; 1: only this one; 0: one for each core"
     )
     worker_flight_addr: str = setting(
         "",
-        "Flight address of the first worker, the next ones have the next ports; empty: any ports",
+        "Flight address of the first worker; the others take the next ports; empty: any free ports",
     )
 
     def checked(self) -> "CaptureConfig":

@@ -71,13 +71,13 @@ class CoordinatorConfig:
         "leveldb:data/coordinator", "etcd://host:port[,host:port…] or leveldb:DIRECTORY"
     )
     metadata_keep_revisions: int = setting(
-        10_000, "embedded metadata: revisions of history kept; 0: any number"
+        10_000, "embedded metadata: revisions of history to keep; 0: all"
     )
     metadata_keep_s: int = setting(
-        3600, "embedded metadata: seconds that history is kept at most; 0: any time"
+        3600, "embedded metadata: seconds of history to keep at most; 0: no limit"
     )
     metadata_quota_bytes: int = setting(
-        256 << 20, "embedded metadata: bytes of keys and values; puts beyond are refused"
+        256 << 20, "embedded metadata: most bytes of keys and values; puts beyond it are refused"
     )
     gc_compat: str = setting(
         "classic", "answers to old GC calls: classic (the true minimum) or pd-9 (PD since 2025)"
@@ -89,14 +89,14 @@ class CoordinatorConfig:
     )
     capture_token_file: str = setting(
         "",
-        "file with the token that captures with an access file get when GC is explained; role read",
+        "file with the token by which gc explain asks captures that have an access file; role read",
     )
     cluster_id: int = setting(0, "the cluster id; 0: the stored one, or a new one at first start")
 
     access_file: str = setting(
         "",
         "TOML file with the clients that may call, by certificate or token, and their roles; empty: "
-        "whoever reaches a port may do all (docs/security.md)",
+        "everybody who reaches a port may do everything (docs/security.md)",
     )
 
     def check_with(self, security: SecurityConfig) -> None:

@@ -48,14 +48,14 @@ class GCWorkerConfig:
 
     addr: str = setting("127.0.0.1:8302", "gRPC address of the admin service, host:port")
     advertise_addr: str = setting(
-        "", "host:port where the command line finds the leader; empty: the one listened on"
+        "", "host:port where the command line finds the leader; empty: the listening address"
     )
     http_addr: str = setting(HTTP_ADDRS["gc-worker"], "address of /metrics, /healthz and /readyz")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     access_file: str = setting(
         "",
         "TOML file with the clients that may call, by token or certificate, and their roles; empty: "
-        "whoever reaches the port may do all (docs/security.md)",
+        "everybody who reaches the port may do everything (docs/security.md)",
     )
     tick_seconds: float = setting(
         60.0, "seconds between looks at the leadership and at what is due", least=0.001

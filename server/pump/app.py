@@ -65,7 +65,7 @@ class PumpConfig:
     access_file: str = setting(
         "",
         "TOML file with the clients that may call, by certificate or token, and their roles; empty: "
-        "whoever reaches a port may do all (docs/security.md)",
+        "everybody who reaches a port may do everything (docs/security.md)",
     )
     data_dir: str = setting("data/pump", "directory of the value log (value/) and its index (kv/)")
     node_id: str = setting(

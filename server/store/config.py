@@ -15,12 +15,12 @@ class StoreConfig:
 
     addr: str = setting("127.0.0.1:20160", "host:port for gRPC")
     http_addr: str = setting(HTTP_ADDRS["store"], "host:port for metrics and health")
-    advertise_addr: str = setting("", "host:port that clients are told; empty: --addr")
+    advertise_addr: str = setting("", "host:port that clients use; empty: --addr")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     access_file: str = setting(
         "",
         "TOML file with the clients that may call, by certificate or token, and their roles; empty: "
-        "whoever reaches a port may do all (docs/security.md)",
+        "everybody who reaches a port may do everything (docs/security.md)",
     )
     data_dir: str = setting("data/store", "directory of this store's data")
     split_keys: str = setting(
