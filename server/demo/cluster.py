@@ -128,9 +128,11 @@ async def json_line(process: Process, log: Path) -> dict[str, Any]:
     assert process.stdout is not None
     line = await process.stdout.readline()
     if not line:
-        status = await process.wait()
+        status, tail = await process.wait(), _tail(log)
+        # The daemons' own flags are not those of the demo and the playground.
+        advice = "; --any-ports uses free ports" if "ErrPortInUse" in tail else ""
         raise ProcessFailedError(
-            f"a process ended with status {status}; {log} ends with: {_tail(log)}"
+            f"a process ended with status {status}; {log} ends with: {tail}{advice}"
         )
     document: dict[str, Any] = json.loads(line)
     return document

@@ -32,6 +32,16 @@ def test_ports_are_free_different_and_none_that_the_kernel_gives_to_others(
             assert max(ports) < lowest
 
 
+async def test_a_port_that_is_taken_is_told_with_the_flag_that_helps(tmp_path: Path) -> None:
+    line = "[TM:ErrPortInUse] cannot listen on 127.0.0.1:8301; choose another --flight-addr"
+    (tmp_path / "log").write_text(f"{line}\n{line}\n")
+    with pytest.raises(cluster.ProcessFailedError) as caught:
+        async with cluster.open_process("keyword", [], tmp_path / "log") as process:
+            await cluster.json_line(process, tmp_path / "log")
+    assert str(caught.value).count("cannot listen") == 1
+    assert str(caught.value).endswith("--flight-addr; --any-ports uses free ports")
+
+
 def test_without_free_ports_the_demo_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_is_free", lambda _: False)
     with pytest.raises(cluster.ProcessFailedError, match="stop what listens there"):
