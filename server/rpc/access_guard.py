@@ -212,4 +212,4 @@ class HttpContext:
 
 
 LOCAL: Final = HttpContext()
-"""The context of calls that the process makes for itself: no right is asked for."""
+"""The context of calls that the process makes for itself; no right is checked."""

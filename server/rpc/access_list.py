@@ -112,7 +112,7 @@ class Client:
     name: str
     role: str
     changefeeds: tuple[str, ...] = ()
-    """Patterns of ids with `*` and `?`; empty: all, and what belongs to no changefeed."""
+    """Patterns of ids with `*` and `?`; empty: all changefeeds, and calls that are about none."""
     expires: datetime | None = None
 
     def may_see(self, changefeed: str) -> bool:
@@ -122,7 +122,8 @@ class Client:
         )
 
     def check(self, right: Right, what: str, changefeed: str | None = None) -> None:
-        """Refuse a call of `what`; `changefeed` is what it is about, None: of none in particular.
+        """Refuse a call unless the client has the right `what`; `changefeed` is the one it is
+        about, None: none in particular.
 
         Raises:
             ForbiddenError: the client may not.

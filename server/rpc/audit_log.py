@@ -18,7 +18,7 @@ _CHANGES: Final = re.compile(
     r"tidemarkpb\.v1\.(Capture|Changefeed|Dump|GC|Pump|Store)Service\.(?!Get|List|Query|Check|Write)\w+"
 )
 _OBJECTS: Final = ("id", "changefeed_id", "node_id")
-"""Members of a request that name what it is about."""
+"""The members of a request that name its object."""
 _SHOWN_MAX: Final = 256
 OK: Final = "ok"
 BEGUN: Final = "begun"

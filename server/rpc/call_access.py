@@ -27,7 +27,7 @@ from sink.flight.tokens import tokens_of
 from storage.model.errors import TidemarkError
 
 _ELSEWHERE: Final = ("/tidemarkpb.v1.", "/grpc.health.v1.", "/grpc.reflection.")
-"""Services that are asked for by others, or for which nobody is asked."""
+"""Services whose rights are checked elsewhere, or need no check."""
 _SEEN: Final = {
     "pdpb.PD": ("Get", "Scan", "BatchScan", "Query", "IsBootstrapped", "Watch"),
     "keyspacepb.Keyspace": ("Get", "Load", "Watch"),
@@ -136,7 +136,7 @@ class CallAccess:
         names: Iterable[bytes],
         peer: str,
     ) -> None:
-        """The same of a call that was let in, and is still open; raises as `check_call`."""
+        """Check a call that was allowed before and is still open; raises as `check_call`."""
         right = None if self._is_open else right_of_call(path)
         if right is not None:
             self._client(path, right, metadata, names, peer)

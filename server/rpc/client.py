@@ -1,5 +1,5 @@
-"""Channels to peers: one way to make them, with TLS, limits, keepalive and a token; the cluster's
-metadata; and who answers at an address where a channel does not get ready.
+"""Channels to peers, with TLS, limits, keepalive and a token; the cluster's metadata; and diagnosis
+of an address where no channel gets ready.
 
 Every coordinator serves the metadata, by etcd's API, at its own address. A token is read from its
 file for each call that brings it, and kept nowhere: a new one is in use with the next call.
@@ -73,8 +73,8 @@ def connect(
 def metadata_at(
     coordinator: str, security: SecurityConfig
 ) -> AbstractAsyncContextManager[EtcdMeta]:
-    """A client of the metadata at `coordinator` (host:port) for the block;
-    nobody is asked before its first call.
+    """Yield a client of the metadata at `coordinator` (host:port) for the block; it connects at its
+    first call.
     """
     return open_meta(f"etcd://{coordinator}", lambda address: connect(address, security))
 

@@ -111,7 +111,7 @@ def chosen(suited: Engine) -> Engine:
 
 
 def connections_per_address() -> int:
-    """Connections that one client address may have; 0: half of what the port allows.
+    """Return how many connections one client address may have; 0: half of what the port allows.
 
     Raises:
         ConnectionShareError: the environment names a number out of range.
@@ -173,7 +173,7 @@ class Limits:
 
     @property
     def most_connections(self) -> int:
-        """`connections`, or what the process has files for."""
+        """Return `connections`, or fewer if the process may not open enough files."""
         return min(self.connections, self.spare_files)
 
     @property

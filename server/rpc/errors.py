@@ -61,16 +61,16 @@ def status_of(err: TidemarkError) -> tuple[grpc.StatusCode, str]:
 
 
 def error_of_peer(err: grpc.RpcError | Any) -> TidemarkError | None:
-    """The error that a daemon of ours answered with, its code and kind as it raised it;
-    None: it is none of ours, as when the peer does not answer.
+    """Return the error that a Tidemark daemon answered with, with its code and kind; None: it is
+    another error, as when the peer does not answer.
     """
     match = _OURS.fullmatch(err.details() or "")
     return coded(_CLASSES.get(err.code(), TidemarkError), *match.groups()) if match else None
 
 
 def passed_on(err: grpc.RpcError | Any) -> TidemarkError:
-    """The error for a client whose call was passed on to a peer that answered `err`: the same
-    status and text, and the error's own code where the peer is a daemon of ours.
+    """Return the error for a client whose call was forwarded to a peer that answered `err`: the
+    same status and text, and the error's own code if the peer is a Tidemark daemon.
     """
     error = error_of_peer(err)
     if error is not None and status_of(error)[0] is err.code():

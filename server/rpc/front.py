@@ -112,8 +112,8 @@ class Route:
         self._closed = False
 
     async def call(self, request: bytes) -> Answer:
-        """Queue one request and wait for its answer;
-        a caller that stops waiting before its batch begins has asked nothing.
+        """Queue one request and wait for its answer; a request whose caller stops waiting before
+        its batch begins is dropped.
         """
         return await _answer_of(self, request)
 
@@ -128,7 +128,7 @@ class Route:
             queue.put((request, waiter), size)
 
     def attach(self, waiter: Waiter) -> None:
-        """Let one who may ask again and again know the end of the loop, too; until `detach`."""
+        """Register a caller of several requests to be told of the loop's end, until `detach`."""
         self._attached[waiter] = None
 
     def detach(self, waiter: Waiter) -> None:
@@ -136,7 +136,7 @@ class Route:
         self._attached.pop(waiter, None)
 
     async def run(self) -> None:
-        """Answer batches until cancelled; then nobody is left waiting."""
+        """Answer batches until cancelled; then all waiting callers get an error."""
         try:
             while True:
                 await self._queue.wait()
@@ -206,7 +206,8 @@ def method_handlers(
     refusal: Callable[[], TidemarkError] = ClosedError,
     queues: Mapping[str, CallQueue] | None = None,
 ) -> tuple[dict[str, Any], list[Route]]:
-    """Handlers by method name, and the routes of the batched ones: whoever serves them runs these.
+    """Return handlers by method name, and the routes of the batched ones, which the server must
+    run.
 
     Calls of methods in `queues` go there, and on no route. `refusal` makes the answer to calls that
     wait on a route when it is run no more.

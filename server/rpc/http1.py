@@ -82,7 +82,7 @@ class Http1Front:
         return True
 
     async def close(self) -> None:
-        """Close all connections; what is still being answered is cancelled."""
+        """Close all connections; answers under way are cancelled."""
         for connection in list(self.connections):
             connection.abort()
         for task in list(self.tasks):
@@ -191,7 +191,7 @@ class Http1Connection(asyncio.Protocol):
             self._send(fault(403, "ErrUnauthorized", reason), last=True)
 
     def data_received(self, data: bytes) -> None:
-        """Take in what the client sends; while an answer is made, no more is read."""
+        """Receive bytes from the client; reading pauses while an answer is made."""
         if self._transport is None or self._transport.is_closing():
             # Of a connection that was refused before its request came; TLS hands it on.
             return
@@ -357,7 +357,7 @@ class Http1Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def _count(self) -> None:
-        """Let the front know how many bytes wait here."""
+        """Report to the front how many bytes wait here."""
         unread = self._transport.get_write_buffer_size() if self._transport is not None else 0
         self._front.buffered_bytes += len(self._body) + unread - self._buffered_bytes
         self._buffered_bytes = len(self._body) + unread
@@ -382,8 +382,8 @@ class Http1Connection(asyncio.Protocol):
 
 
 def _check_origin(head: h11.Request) -> None:
-    """Refuse what a web page of another site sends: a browser that can reach this port would
-    otherwise carry out what any page says.
+    """Refuse requests from web pages of other sites: any page could otherwise send commands through
+    a browser that reaches this port.
     """
     headers = {name: value for name, value in head.headers if name in (b"origin", b"host")}
     origin = headers.get(b"origin")

@@ -112,8 +112,8 @@ def check(answer: Any) -> None:
 
 
 def raise_for(errors: Iterable[kvrpcpb.KeyError]) -> None:
-    """Raise for the errors of one operation: what no waiting can cure first,
-    else all locks in one error.
+    """Raise for the errors of one operation: errors that waiting cannot cure come first, else all
+    locks in one error.
     """
     locks: list[kvrpcpb.LockInfo] = []
     for error in errors:

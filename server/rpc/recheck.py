@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 class Recheck:
-    """Calls `check` every `RECHECK_S` for the block: one timer a stream, however many messages it
-    has. A refusal ends what `wait` waits for.
+    """Calls `check` every `RECHECK_S` for the block: one timer for each stream, however many
+    messages it has. A refusal ends the wait of `wait`.
     """
 
     def __init__(self, check: Callable[[], object]) -> None:

@@ -165,8 +165,8 @@ class RpcServer:
         suited: Engine = Engine.GRPCIO,
         access: Access | None = None,
     ) -> None:
-        """`suited`: the engine to use, if none was chosen for the process; `access`: who may make
-        which call, where the listener asks (`server.rpc.call_access`).
+        """`suited`: the engine to use, if none was chosen for the process; `access`: the rights of
+        clients, if the listener checks them (`server.rpc.call_access`).
         """
         limits = limits or Limits()
         limits = replace(
@@ -284,7 +284,7 @@ def _describe_reflection_v1() -> None:
 
 
 class _Unknown(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
-    """Handles what nobody else does, with gRPC's usual words."""
+    """Answers calls of unknown methods, with gRPC's usual words."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """A handler that refuses."""

@@ -46,8 +46,8 @@ _MAX_BLOCK_FRAMES = 64
 
 
 class Connection(ConnectionState):
-    """The receiving half of a connection: handles frames by their type. `ConnectionState` is what
-    its streams use of it.
+    """The receiving half of a connection: handles frames by their type. Its streams use it through
+    `ConnectionState`.
     """
 
     def __init__(
@@ -87,14 +87,12 @@ class Connection(ConnectionState):
         return unfinished[0] if unfinished else 0
 
     def receive(self, data: bytes) -> None:
-        """Bytes of the peer; what they ask to be sent at once is in `take` afterwards."""
+        """Take bytes of the peer; bytes to send at once are in `take` afterwards."""
         self._rest = self._rest + data if self._rest else data
         self.proceed()
 
     def proceed(self) -> None:
-        """Handle what was received, for as long as a turn is;
-        `behind` says whether there is more.
-        """
+        """Handle received bytes for one turn; `behind` is true if there are more."""
         if self.failed:
             self._rest, self.behind = b"", False
             return
@@ -109,9 +107,7 @@ class Connection(ConnectionState):
             self.crash(err)
 
     def abort(self) -> None:
-        """The peer is gone: its calls are given up, and what it sent and was not handled is
-        forgotten.
-        """
+        """Note that the peer is gone: end its calls, and drop its unhandled bytes."""
         self._rest, self.behind = b"", False
         super().abort()
 
@@ -472,9 +468,7 @@ class HeaderFrames:
                 stream.deliver(b"", ended=True)
 
     def _trailers(self, number: int, block: bytes, *, ended: bool) -> None:
-        """HEADERS of a stream that was open before: they can only end it;
-        what they say is nobody's business.
-        """
+        """Handle HEADERS of an open stream: they can only end it, and their fields are ignored."""
         try:
             self._decoder.fields(block)
         except OversizedHeadersError as err:

@@ -30,8 +30,8 @@ from storage.defect import request_error
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 _TURN_BYTES = 64 << 10
 _MESSAGE_COST_BYTES = 64
-"""The bytes that an answer counts beyond its own, towards what one call may write in a turn of the
-loop.
+"""The overhead of an answer in bytes, counted towards the limit of what one call may write in a
+turn of the loop.
 """
 _LEAST_STARTS, _MOST_STARTS = 4, 16
 """The least and most handlers that start in one turn of the loop: fewer while turns are slower than
@@ -41,7 +41,7 @@ _SLOW_TURN_S = 0.02
 
 
 class IncomingRequest(NamedTuple):
-    """A request as its headers tell it: what reads its messages, and how long the client waits."""
+    """A request from its headers: the reader of its messages, and the client's timeout."""
 
     head: RequestHead
     reader: MessageReader

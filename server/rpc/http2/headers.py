@@ -63,7 +63,7 @@ class HeaderDecoder(Generic[T]):
     """
 
     def __init__(self, max_bytes: int, read: Callable[[tuple[Field, ...]], T]) -> None:
-        """`read` makes of a request's fields what `request` returns, and what is remembered."""
+        """`read` turns a request's fields into the result of `request`, which is cached."""
         self._max_bytes = max_bytes
         self._read = read
         self._table = HeaderTable()
@@ -189,8 +189,8 @@ class HttpRefusalError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """A call as its client described it; also the `HandlerCallDetails` that gRPC's handlers are
-    asked with.
+    """A call as described by its client; it serves as the `HandlerCallDetails` of
+    gRPC's handlers.
     """
 
     method: str
@@ -276,8 +276,8 @@ def _text(value: bytes) -> str:
 
 
 def _binary(value: bytes) -> bytes:
-    """Base64, with or without its padding; values joined by a comma stay apart for nobody we know
-    of.
+    """Decode base64, with or without padding; values joined by a comma are not split, as no known
+    client joins them.
     """
     try:
         return base64.b64decode(value + b"=" * (-len(value) % 4))

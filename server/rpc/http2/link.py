@@ -150,7 +150,7 @@ class ServerProtocol(asyncio.Protocol):
             self.connection.crash(err)
 
     def flush(self) -> None:
-        """Write what the connection has to say; close it when it has failed. Raises nothing."""
+        """Write the connection's pending bytes; close it if it has failed. Raises nothing."""
         try:
             self._flush()
         except Exception as err:  # noqa: BLE001 - a callback of this connection ends this connection only
@@ -256,8 +256,8 @@ class ServerProtocol(asyncio.Protocol):
         return not self._last_stream or time.monotonic() - self.called_s > _EVICTABLE_AFTER_S
 
     def leave(self) -> None:
-        """Make room for another connection: GOAWAY tells the peer to come again when it has a
-        call.
+        """Make room for another connection: GOAWAY tells the peer to reconnect for its
+        next call.
         """
         self._leaving = True
         if self.connection.ready:
@@ -295,7 +295,7 @@ class ServerProtocol(asyncio.Protocol):
             self.setting_up.cancel()
 
     def _shut(self) -> None:
-        """Close it when the peer has taken what is written, or will not."""
+        """Close it once the peer has taken the written bytes, or will not."""
         # `close` lets the transport write what it has; `tick` cuts it off if the peer does not take
         # it.
         if self._transport is not None and not self._closing_s:
@@ -332,7 +332,7 @@ def _peer(transport: asyncio.Transport) -> Peer:
 
 
 def auth_context(certificate: Mapping[str, Any]) -> dict[str, tuple[bytes, ...]]:
-    """Translate what `ssl.SSLObject.getpeercert` says of a client into gRPC's names.
+    """Translate the result of `ssl.SSLObject.getpeercert` into gRPC's names.
 
     A subjectAltName may be of any kind (RFC 5280 §4.2.1.6), and the value of a directoryName is a
     tuple. As gRPC does, only DNS names, URIs, mail and IP addresses are the client's identities.

@@ -98,9 +98,7 @@ class MessageReader:
         return _Inflating(body, bits, min(self._max_bytes, _MAX_INFLATED_BYTES))
 
     def _inflate(self, left: int, messages: list[bytes]) -> int:
-        """Go on with the compressed message, by `left` bytes at most;
-        returns what of them is left.
-        """
+        """Decompress more of the message, up to `left` bytes; returns the rest of the limit."""
         assert self._inflating is not None
         left -= self._inflating.go_on(left)
         if self._inflating.done:

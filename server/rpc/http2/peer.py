@@ -16,9 +16,7 @@ class Bounds:
     """Pings in a burst, while it is sent nothing."""
     pings_per_s: float
     unsent_bytes: int = 64 << 20
-    """The limit of answers that wait for it; one that would let more wait is not kept, and its call
-    says so.
-    """
+    """The limit of unsent answers; a call whose answer would exceed it ends with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class TokenBucket:
     __slots__ = ("_burst", "_clock", "_last_s", "_left", "_per_s", "_text")
 
     def __init__(self, text: str, burst: float, per_s: float, clock: Callable[[], float]) -> None:
-        """`text` tells the peer, and our log, what was too much."""
+        """`text` is the error for the peer and the log."""
         self._text = text
         self._burst = self._left = burst
         self._per_s = per_s

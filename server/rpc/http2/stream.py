@@ -1,4 +1,4 @@
-"""One call's half of a connection, and the connection as its calls know it.
+"""One call's half of a connection, and the connection's state that calls use.
 
 A `Stream` is what a call may send and receive, and how it ends; what it means is its subclasses'.
 `ConnectionState` is what the calls of one connection share: windows, the queue of bytes to send,
@@ -43,10 +43,10 @@ from server.rpc.http2.messages import PREFIX_BYTES
 from server.rpc.http2.peer import UNKNOWN_PEER, Bounds, TokenBucket
 
 STREAM_WINDOW = 1 << 20
-"""Bytes of DATA a call may be sent ahead of whoever reads it; SETTINGS say so."""
+"""How many bytes of DATA a call may receive ahead of its reader; announced by SETTINGS."""
 FRAME_COST_BYTES = 256
-"""The bytes that a DATA frame counts beyond its own, towards what one turn may write: a peer may
-let us send a byte at a time.
+"""The overhead of a DATA frame in bytes, counted towards the limit of a turn: a peer may make us
+send one byte at a time.
 """
 MAX_UNSENT_BYTES = 256 << 10
 """The bytes of its answers that may wait for the peer before their writer has to wait."""
@@ -293,9 +293,7 @@ class Stream(ABC):
         text: str = "",
         metadata: Iterable[tuple[str, str | bytes]] = (),
     ) -> None:
-        """End the call when what it has sent is on its way;
-        the first status is the one that counts.
-        """
+        """End the call once its messages are sent; the first status counts."""
         if self.closed or self._trailers:
             return
         # Without headers sent before, the trailers are all there is ("Trailers-Only" in gRPC's
@@ -315,7 +313,7 @@ class Stream(ABC):
         return self.closed or bool(self._trailers)
 
     def abort(self) -> None:
-        """The peer reset the stream, or is gone: forget what is unsent."""
+        """Drop unsent bytes: the peer reset the stream, or is gone."""
         if not self.closed:
             self._release()
             self._unsent = None
@@ -336,7 +334,7 @@ class Stream(ABC):
             self.connection.look_again()
 
     def drain(self) -> None:
-        """Send what the windows allow."""
+        """Send as much as the windows allow."""
         unsent, connection = self._unsent, self.connection
         while unsent:
             allowed = min(
@@ -409,14 +407,14 @@ class Stream(ABC):
 
 
 class ConnectionState:
-    """A connection as its calls and the handlers of its frames know it: what is open,
-    and what waits to be sent.
+    """A connection's state for its calls and frame handlers: the open streams, and the bytes to
+    send.
     """
 
     def __init__(
         self, host: StreamHost, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]
     ) -> None:
-        """`wake` is called when there is something to send and nobody is about to look."""
+        """`wake` is called when there are bytes to send and no turn is due."""
         self.streams: dict[int, Stream] = {}
         self.waiting: OrderedDict[int, Stream] = OrderedDict()
         """Streams whose DATA may go out in the next turn, window and socket allowing; not those
@@ -482,13 +480,13 @@ class ConnectionState:
         return b"".join(out)
 
     def make_room(self) -> None:
-        """Let the next turn write as much again; what waits for it is looked at then."""
+        """Let the next turn write as much again, and resume streams that wait for that."""
         self.room = ROOM_BYTES
         if self.waiting and self.window > 0:
             self.look_again()
 
     def look_again(self) -> None:
-        """Let what waits be sent, with all else that this turn brings."""
+        """Resume waiting streams with the rest of this turn."""
         if not self._armed:
             self._armed = True
             self._wake()
