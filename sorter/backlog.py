@@ -120,7 +120,7 @@ class Backlog:
         self._store.counters.change_memory(self.buffer.add(rows))
 
     def settle(self, upper_ts: int, resolved_ts: int) -> None:
-        """Sort what is resolved, if anything of it is at or below `upper_ts`."""
+        """Sort the resolved rows, if there are any at or below `upper_ts`."""
         if any(rows.min_commit_ts <= upper_ts for rows in self.buffer.pending):
             self._counted(lambda: self.buffer.settle(resolved_ts))
 
@@ -132,8 +132,8 @@ class Backlog:
             self._counted(self._write_ready)
 
     def spill(self, run_bytes: int, resolved_ts: int) -> bool:
-        """Write what is resolved, and of other rows a run of about `run_bytes`,
-        which bounds what sorting takes.
+        """Write the resolved rows, and a run of about `run_bytes` of other rows, which bounds the
+        cost of sorting.
 
         Returns whether there are more.
 

@@ -82,7 +82,7 @@ class Buffer:
         self.ready, self.pending, self.ready_bytes, self.pending_bytes = [], [], 0, 0
 
     def settle(self, resolved_ts: int) -> None:
-        """Sort what `resolved_ts` has completed into `ready`."""
+        """Sort the rows up to `resolved_ts` into `ready`."""
         complete: list[pa.RecordBatch] = []
         waiting: list[Rows] = []
         for rows in self.pending:

@@ -117,8 +117,8 @@ class ChecksumLog:
     def check(
         self, lower_ts: int, upper_ts: int, read: Mapping[int, Checksum], shift: int = BUCKET_SHIFT
     ) -> None:
-        """Compare what was read of commit_ts in `[lower_ts, upper_ts]`,
-        as `by_bucket` sums it, with what was added.
+        """Compare the sums of rows read with commit_ts in `[lower_ts, upper_ts]`, as of
+        `by_bucket`, with those of the rows added.
 
         `shift` is that of the log when the read began. A bucket that the range enters in the
         middle, where no range has ended before, cannot be checked.

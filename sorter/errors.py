@@ -61,15 +61,13 @@ class TableDamagedError(CorruptError):
     code = "ErrSorterTableDamaged"
 
     def __init__(self, message: str, table_id: int, lower_ts: int, upper_ts: int) -> None:
-        """Say what of which table, and which range of commit_ts (both ends included),
-        is damaged.
-        """
+        """Name the damaged data of a table, and its range of commit_ts (both ends included)."""
         super().__init__(message)
         self.table_id, self.lower_ts, self.upper_ts = table_id, lower_ts, upper_ts
 
 
 class BlockCorruptError(TableDamagedError):
-    """A block on disk is not what was written."""
+    """A block on disk is damaged."""
 
     code = "ErrSorterBlockCorrupt"
 

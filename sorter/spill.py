@@ -57,7 +57,7 @@ class Spiller:
         self._tables: dict[Table, None] = {}
 
     def stop(self) -> None:
-        """Wait until what is being written is written, and write nothing more."""
+        """Wait until the write under way has ended, and write nothing more."""
         with self._spilling:
             self._stopped = True
 
@@ -237,8 +237,8 @@ class Compaction:
         self._running = threading.Lock()
 
     def run(self, store: BlockStore, tables: Iterable[Table]) -> None:
-        """Move what is alive in the sparse segments of `store`, if there are several;
-        `tables` are all there are.
+        """Move the live blocks of the sparse segments of `store`, if there are several; `tables`
+        are all tables.
         """
         # One compaction at a time is enough; a thread that adds rows must not wait for another's.
         if not self._running.acquire(blocking=False):

@@ -297,7 +297,9 @@ class Table:
     def _checked(
         self, lower: Position, upper: Position, runs: list[Run], window_bytes: int, shift: int
     ) -> Iterator[pa.RecordBatch]:
-        """The merged rows; at their end, what was read is compared with what had been added."""
+        """Yield the merged rows; at their end, the sums of rows read are compared with those of
+        rows added.
+        """
         read: dict[int, Checksum] = {}
 
         def add_checksums(batch: pa.RecordBatch) -> None:

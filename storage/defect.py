@@ -1,5 +1,5 @@
-"""Exceptions that nobody expected: each is logged once with its traceback,
-and ends one request, never a daemon.
+"""Unexpected exceptions: each is logged once with its traceback, and ends one request, never a
+daemon.
 """
 
 import secrets
@@ -15,7 +15,7 @@ _log = structlog.get_logger(__name__)
 
 
 class DefectError(TidemarkError):
-    """A request met an exception that nobody expected: a defect of ours."""
+    """A request met an unexpected exception: a defect of Tidemark."""
 
     kind = Kind.INTERNAL
     code = "ErrInternal"

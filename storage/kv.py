@@ -51,7 +51,7 @@ class Snapshot(Reader, Protocol):
     """A frozen state; close it when done."""
 
     def close(self) -> None:
-        """Release what keeps old files alive."""
+        """Release the snapshot, which keeps old files alive."""
         ...
 
 
@@ -89,15 +89,13 @@ class KV(Reader, Protocol):
         ...
 
     def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
-        """About how many bytes of disk `lower <= key < upper` takes;
-        what was written last may be missing. Fast.
+        """Estimate the disk space of `lower <= key < upper` in bytes; the newest writes may be
+        missing. Fast.
         """
         ...
 
     def compact(self, lower: bytes, upper: bytes) -> None:
-        """Give back the disk space of what was deleted from `lower <= key < upper`;
-        may take long.
-        """
+        """Return the disk space of deleted keys in `lower <= key < upper`; may take long."""
         ...
 
     def level0_files(self) -> int:

@@ -55,8 +55,8 @@ class Limits(NamedTuple):
 
 
 class _Damages:
-    """Turns LevelDB's errors into ours; remembers what is damaged,
-    so that each place is searched and logged once.
+    """Turns LevelDB's errors into Tidemark's; remembers the damaged places, so that each is
+    searched and logged once.
     """
 
     def __init__(self, directory: Path, remedy: str) -> None:
@@ -165,7 +165,7 @@ class LevelDB(_View):
         limits: Limits | None = None,
         remedy: str = _REMEDY,
     ) -> None:
-        """Open or create the directory; `remedy` tells people what to do about damage.
+        """Open or create the directory; `remedy` is the advice in errors about damage.
 
         Raises:
             DirectoryLockedError: another process has it open.

@@ -182,7 +182,7 @@ def _index_entries(path: Path, data: bytes) -> Iterator[Block]:
 
 
 def _read_block(path: Path, offset: int, size: int) -> bytes | None:
-    """The block's content; None if it is not what was written."""
+    """Return the block's content; None if it is damaged."""
     try:
         with path.open("rb") as file:
             file.seek(offset)

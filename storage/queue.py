@@ -92,7 +92,9 @@ class ByteBudget:
         self.used_bytes += size
 
     def free(self, size: int) -> None:
-        """A queue holds `size` bytes less, or, with 0, was closed: whoever waits looks again."""
+        """Free `size` bytes, or, with 0, note that a queue was closed: waiting callers
+        check again.
+        """
         self.used_bytes -= size
         self._freed.set()
 

@@ -131,7 +131,7 @@ def _record_at(window: "_Window", offset: int) -> Record | None:
 
 
 def _good(header: bytes, payload: bytes, offset: int) -> Record | None:
-    """The record of these parts, if they are what was written at `offset`."""
+    """Return the record of these parts, if it was written at `offset`."""
     if len(header) < HEADER_BYTES:
         return None
     magic, version, kind, zero, length, crc = _HEADER.unpack(header)

@@ -44,7 +44,7 @@ class SpillDamagedError(CorruptError):
 
 
 class SpillCodec:
-    """Encodes and decodes what one process spills; safe to call from several threads.
+    """Encodes and decodes the spilled data of one process; thread-safe.
 
     Its `repr` does not show the key.
     """

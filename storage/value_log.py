@@ -202,7 +202,7 @@ class ValueLog:
         return record.payload_at(data, 0, pointer.length, pointer.offset)
 
     def read_many(self, pointers: Sequence[Pointer]) -> list[bytes]:
-        """The payloads at `pointers`, in their order; what stands close together is read together.
+        """Return the payloads at `pointers`, in their order; neighbouring ones are read together.
 
         See `read`.
         """
@@ -217,7 +217,8 @@ class ValueLog:
         return payloads
 
     def scan(self, start: Pointer) -> Iterator[tuple[Pointer, bytes] | Skipped]:
-        """All payloads at or after `start` with their pointers, and what had to be skipped.
+        """Return all payloads at or after `start` with their pointers, and the damaged stretches
+        that were skipped.
 
         Raises:
             SegmentMissingError: the segment of `start`, or one after it, is not there.
@@ -235,7 +236,7 @@ class ValueLog:
                     yield Pointer(fid, part.offset, part.length), part.payload
 
     def drop(self, fid: int) -> None:
-        """Remove a finished segment and give its space back; dropping what is gone is no error.
+        """Remove a finished segment and free its space; an absent one is no error.
 
         Raises:
             ValueLogWriteError: the file cannot be removed.

@@ -140,8 +140,8 @@ class Cluster(Protocol):
 
 
 class LeasedCluster:
-    """A `Cluster` that calls `check` before each request to `inner`;
-    what `check` raises is raised.
+    """A `Cluster` that calls `check` before each request to `inner`; errors of `check`
+    are raised.
     """
 
     def __init__(self, inner: Cluster, check: Callable[[], None]) -> None:

@@ -170,7 +170,7 @@ async def withdraw(
 
 
 def check(new: DeleteRange) -> None:
-    """Refuse what can never be destroyed.
+    """Refuse a range that can never be destroyed.
 
     Raises:
         DeleteRangeError: an empty or endless range, too long keys, or no timestamp.

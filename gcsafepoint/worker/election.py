@@ -68,7 +68,7 @@ class Move(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The leader as it is recorded; what is not recorded is empty, at revision 0."""
+    """The recorded leader; absent members are empty, at revision 0."""
 
     uuid: str
     desc: str

@@ -115,7 +115,7 @@ class Listener(Protocol):
         ...
 
     def store_not_limited(self, address: str, err: TidemarkError) -> None:
-        """A store could not be told its write rate."""
+        """A store did not take its write rate."""
         ...
 
     def round_skipped(self, err: TidemarkError) -> None:
@@ -123,7 +123,9 @@ class Listener(Protocol):
         ...
 
     def held_back(self, gc_round: Round, target_ts: int, *, moved: bool) -> None:
-        """The safepoint is below what the life time alone would allow, or did not move at all."""
+        """The safepoint is below the one that the life time alone would allow, or did not move at
+        all.
+        """
         ...
 
     def stage_began(self, stage: Stage, gc_round: Round) -> None:

@@ -157,8 +157,8 @@ async def read_ts(records: Records, key: str) -> int:
 
 
 async def oldest_running(records: Records) -> tuple[int, str] | None:
-    """The smallest start_ts of what TiDB servers report as running, and which server's;
-    None if nothing runs.
+    """The smallest start_ts that TiDB servers report as running, with its server; None if nothing
+    runs.
 
     A server without transactions, or one that wrote something else, holds nothing back (TiDB's
     rule).

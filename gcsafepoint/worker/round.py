@@ -1,5 +1,5 @@
-"""The rounds of GC as a state machine: their phases in order, what is skipped,
-how far a round may go (pure).
+"""The rounds of GC as a state machine: their phases in order, skipped rounds, and the bound of a
+round (pure).
 
 1. A round goes prepare → resolve locks → delete ranges → do gc → ended, or ends early; it never
    goes back.
@@ -149,7 +149,7 @@ class Rounds:
         return self._running[round_id]
 
     def aim(self, round_id: int, safe_point: int, blocker: str = "") -> None:
-        """Set what the round collects up to, before its first phase on data."""
+        """Set the round's safepoint, before its first phase on data."""
         before = self._running[round_id]
         assert before.phase is Phase.PREPARE, f"a safepoint for {before.phase.label}"
         self._running[round_id] = replace(before, safe_point=safe_point, blocker=blocker)
@@ -172,7 +172,7 @@ class Rounds:
         failed_ranges: int = 0,
         collected_regions: int = 0,
     ) -> None:
-        """Add to what the round has done."""
+        """Add to the round's counts."""
         gc_round = self._running[round_id]
         self._running[round_id] = replace(
             gc_round,

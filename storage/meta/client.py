@@ -286,7 +286,7 @@ class KeepAliveLease:
         err: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop renewing, and revoke so that nobody waits for the TTL."""
+        """Stop renewing, and revoke the lease, so that its TTL need not pass."""
         assert self._renewing is not None
         self._renewing.cancel()
         try:

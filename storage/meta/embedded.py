@@ -93,14 +93,14 @@ class GroupCommit:
         return await answer
 
     async def run(self) -> None:
-        """Apply and answer what is queued, group by group, until cancelled."""
+        """Apply and answer queued requests, group by group, until cancelled."""
         while True:
             await self._queue.wait()
             while group := self._queue.take():
                 await self._commit(group)
 
     def close(self) -> None:
-        """Wait for the write under way, and refuse what is still queued."""
+        """Wait for the write under way, and refuse queued requests."""
         self._disk.shutdown(wait=True)
         _refuse(self._queue.take_all(), "the metadata server is stopping; try again")
 
@@ -223,7 +223,7 @@ class EmbeddedEtcd:
             kv.close()
 
     def close(self) -> None:
-        """Wait for the write under way, and refuse what is still queued."""
+        """Wait for the write under way, and refuse queued requests."""
         self._commit.close()
         self._sweeper.shutdown(wait=True)
 

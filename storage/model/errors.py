@@ -1,4 +1,4 @@
-"""The root of all errors: what went wrong (code), and what the caller does next (kind).
+"""The root of all errors: the code names the fault, the kind the caller's reaction.
 
 Each package has its own subclasses; errors of third parties are wrapped once, where they enter.
 Only `server.rpc.errors` knows gRPC's status codes.
@@ -72,7 +72,7 @@ class ClosedError(TidemarkError):
 
 
 class CorruptError(TidemarkError):
-    """Data on disk or on the wire is not what was written."""
+    """Data on disk or on the wire is damaged."""
 
     kind = Kind.CORRUPT
     code = "ErrCorrupt"

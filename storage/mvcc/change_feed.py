@@ -1,5 +1,5 @@
-"""The store as a change feed needs it: the commits since a checkpoint, and what holds resolved_ts
-back. Pure over a frozen `Reader`.
+"""The store as a change feed needs it: the commits since a checkpoint, and the locks that hold
+resolved_ts back. Pure over a frozen `Reader`.
 
 `changes_since` is the incremental scan, which tells a new subscriber what it has missed.
 

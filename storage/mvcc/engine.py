@@ -150,12 +150,12 @@ class Draft(Versions):
         self._stage[lock_key(encoded)] = lock.encode()
 
     def delete_lock(self, encoded: bytes) -> None:
-        """Unlock a key; whoever waits for it is told once the group is durable."""
+        """Unlock a key; requests that wait for it are woken once the group is durable."""
         self._stage[lock_key(encoded)] = None
         self._stage_unlocked.append(encoded)
 
     def put_write(self, encoded: bytes, commit_ts: int, write: Write) -> None:
-        """Record what a transaction did to a key."""
+        """Write a commit or rollback record of a key."""
         key = write_key(encoded, commit_ts)
         self._stage[key] = write.encode()
         self._new_writes.setdefault(encoded, set()).add(key)
@@ -183,14 +183,14 @@ class Draft(Versions):
         self._stage_changes.append(change)
 
     def accept(self) -> None:
-        """Keep what the current command wrote."""
+        """Keep the current command's writes."""
         self.ops.update(self._stage)
         self.changes += self._stage_changes
         self.unlocked += self._stage_unlocked
         self.discard()
 
     def discard(self) -> None:
-        """Forget what the current command wrote."""
+        """Drop the current command's writes."""
         self._stage, self._stage_changes, self._stage_unlocked = {}, [], []
 
     def _own_keys(self, lower: bytes, upper: bytes) -> list[bytes]:
@@ -218,7 +218,7 @@ class Draft(Versions):
 
 
 Command = Callable[[Draft], Any]
-"""A decision bound to its request; what it returns is the command's result."""
+"""A decision bound to its request; its return value is the command's result."""
 STEP_KEYS = 1024
 """The keys that a command over a range looks at before it lets others have their turn."""
 
@@ -246,8 +246,8 @@ class GroupResult:
 
 
 class Engine:
-    """The write side of the store; what a group reserves in `fence` is released after its observers
-    were called.
+    """The write side of the store; timestamps that a group reserves in `fence` are released after
+    its observers were called.
     """
 
     def __init__(self, kv: KV, fence: ReadFence | None = None) -> None:

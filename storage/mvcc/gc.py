@@ -1,5 +1,5 @@
-"""Garbage collection of old versions: what to delete, how far a store has come, and which regions
-need it at all.
+"""Garbage collection of old versions: the versions to delete, the store's progress, and the regions
+that need it.
 
 Pure over a frozen `Reader`: it says what to delete, batch by batch.
 
@@ -246,8 +246,8 @@ class RegionVersions:
         return self._counts.get(region_id)
 
     def count(self, ops: Mapping[bytes, bytes | None]) -> dict[bytes, bytes]:
-        """Count what a group writes; returns what must be written with it,
-        so that a crash forgets nothing.
+        """Count a group's writes; returns the counts to write with it, so that a crash
+        loses none.
         """
         touched: dict[int, Region] = {}
         for key, value in ops.items():
@@ -260,11 +260,11 @@ class RegionVersions:
         return {counts_key(region.region_id): self._record(region) for region in touched.values()}
 
     def begin_walk(self, region: Region) -> None:
-        """A snapshot of the region was taken now; what is written from here on is not in it."""
+        """Note that a snapshot of the region was taken: later writes are not in it."""
         self._since_walk[region.region_id] = VersionCounts()
 
     def end_walk(self, region: Region, left: VersionCounts) -> dict[bytes, bytes]:
-        """The walk has left this of its snapshot; returns what to write.
+        """Note the versions that a walk has left of its snapshot; returns what to write.
 
         Nothing if the region changed meanwhile.
         """

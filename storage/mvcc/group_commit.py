@@ -27,7 +27,7 @@ MAX_WAITING_BYTES = 128 << 20
 
 
 class StoreBusyError(UnavailableError):
-    """More commands wait than the store will hold."""
+    """More commands wait than the store's limit."""
 
     code = "ErrServerBusy"
 

@@ -1,5 +1,5 @@
-"""Percolator's decisions on what is locked: how a transaction's owner commits it or rolls it back,
-and how others check whether it lives, end it, and resolve its locks.
+"""Percolator's decisions about locks: how a transaction's owner commits it or rolls it back, and
+how others check its status, end it, and resolve its locks.
 
 Pure: they read and write a `Draft`, nothing else.
 
@@ -122,8 +122,8 @@ def commit_lock(draft: Draft, key: bytes, encoded: bytes, lock: Lock, commit_ts:
 def put_version(
     draft: Draft, encoded: bytes, commit_ts: int, write: Write, *, computed: bool
 ) -> None:
-    """Record a commit; a `computed` commit_ts may be the start_ts of somebody who is on record here
-    as rolled back.
+    """Record a commit; a `computed` commit_ts may equal the start_ts of a transaction that is
+    recorded here as rolled back.
     """
     # A rollback is recorded at its start_ts. A TSO's commit_ts is nobody's start_ts, a computed
     # one may be, and would overwrite that record.
@@ -222,7 +222,7 @@ def is_expired(lock: Lock, current_ts: int) -> bool:
 
 
 def check_txn_status(draft: Draft, check: StatusCheck) -> TxnStatus:
-    """Tell what became of a transaction, and end it when its TTL is over.
+    """Return the status of a transaction, and roll it back if its TTL is over.
 
     The primary of an async commit does not decide alone, so its lock is shown whatever its age,
     unless `force_sync_commit` says that one of the secondaries is an ordinary lock.

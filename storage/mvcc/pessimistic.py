@@ -54,8 +54,8 @@ class PessimisticLock:
 
 
 class LockedKey(NamedTuple):
-    """A locked key's value, None if it is absent or nobody asked; `conflict_ts`: when it changed,
-    or 0.
+    """The value of a locked key, None if it is absent or was not requested; `conflict_ts`: when it
+    changed, or 0.
     """
 
     value: bytes | None
@@ -125,7 +125,7 @@ def _check_newest(draft: Draft, request: PessimisticLock, key: bytes, encoded: b
 
 
 def _new_lock(request: PessimisticLock, current: Lock | None, conflict_ts: int) -> Lock:
-    """The lock to write; a repeated request never lowers what an earlier one promised."""
+    """Return the lock to write; a repeated request never lowers the values of an earlier one."""
     for_update_ts = max(request.for_update_ts, conflict_ts)
     ttl_ms, min_commit_ts = request.ttl_ms, request.min_commit_ts
     if current is not None:

@@ -337,8 +337,8 @@ def _is_whole(txn: Prewrite) -> bool:
 
 
 def _stored_value(draft: Draft, item: Checked, start_ts: int) -> tuple[int, bytes, bytes | None]:
-    """The record kind, the value, and what of it belongs into the record;
-    a longer value is put aside.
+    """Return the record kind, the value, and the part of it that the record holds; longer values
+    are stored apart.
     """
     kind = _LOCK_KINDS[item.mutation.op]
     if kind != PUT:

@@ -40,8 +40,8 @@ class Touch(NamedTuple):
 
 
 class ReadFence:
-    """The largest timestamp read so far, and what the group in flight has reserved;
-    safe to use from all threads.
+    """The largest timestamp read so far, and the timestamps reserved by the group in flight;
+    thread-safe.
     """
 
     def __init__(self, max_ts: int = 0) -> None:

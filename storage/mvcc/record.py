@@ -245,7 +245,8 @@ def encode_document(version: int, /, **fields: Any) -> bytes:
 
 @contextmanager
 def reading_document(data: bytes, version: int, what: str) -> Iterator[Any]:
-    """Read what `encode_document` wrote, in a block that takes it apart; `what` names it in errors.
+    """Parse what `encode_document` wrote, in a block that reads its members; `what` names it in
+    errors.
 
     Raises:
         CorruptError: it is no such document, has another format, or lacks what the block looks for.

@@ -100,7 +100,7 @@ class Region:
 
 
 class RegionMissingError(NotFoundError):
-    """No region of this store is meant."""
+    """The region is not in this store."""
 
     code = "ErrRegionNotFound"
 
@@ -135,7 +135,7 @@ class RegionMap:
         return self._regions[index]
 
     def around(self, region: Region) -> list[Region]:
-        """The region and its neighbours: what a client with an old map should learn."""
+        """Return the region and its neighbours, to correct a client's old map."""
         index = self._regions.index(region)
         left = self._regions[max(0, index - 1) : index]
         right = self._regions[index + 1 : index + 2]

@@ -1,4 +1,5 @@
-"""Reads at a timestamp: what a transaction started at `ts` may see. Pure over a frozen `Reader`.
+"""Reads at a timestamp: the versions visible to a transaction started at `ts`. Pure over a frozen
+`Reader`.
 
 A lock that may still commit at or before `ts` stops the reader (KeyIsLocked), unless the caller
 knows its transaction: `resolved` ones commit later than `ts` or never, `committed` ones are

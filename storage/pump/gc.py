@@ -1,5 +1,5 @@
-"""GC of a Pump: who may still read (`Readers`), how far it goes (`Collector`),
-what it deletes (`Sweep`), and at which pace (`Throttle`).
+"""GC of a Pump: the readers that hold it back (`Readers`), its progress (`Collector`), its
+deletions (`Sweep`), and its pace (`Throttle`).
 
 1. gc_ts is durable before anything is deleted, so that no reader begins in a range that is half
    deleted.
@@ -52,7 +52,7 @@ class Readers:
 
     @property
     def lowest_ts(self) -> int:
-        """The slowest reader's commit_ts; MAX_TS when nobody reads."""
+        """Return the slowest reader's commit_ts; MAX_TS without readers."""
         return min((position.commit_ts for position in self._positions), default=MAX_TS)
 
     def behind(self, ts: int) -> int:

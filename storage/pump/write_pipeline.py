@@ -50,7 +50,7 @@ IndexedRecord: TypeAlias = tuple[Pointer, Entry]
 
 
 class PumpBusyError(UnavailableError):
-    """More binlogs wait for the disk than the Pump will hold."""
+    """More binlogs wait for the disk than the Pump's limit."""
 
     code = "ErrPumpBusy"
 
@@ -193,8 +193,8 @@ class Writer(Protocol):
     """Waits until binlogs are durable."""
 
     def begin(self) -> Sequence[Binlog]:
-        """The binlogs, now that their group goes to the disk; none: nobody waits for them any more,
-        or they were refused.
+        """Return the binlogs of a group that is about to be written; none: they were refused, or
+        are no longer awaited.
         """
 
     def stored(self, failure: TidemarkError | None, /) -> None:

@@ -77,7 +77,7 @@ class JoinedRows:
         self._rows.add(self._span, batch)
 
     def resolve(self, part: Span, ts: int) -> None:
-        """All changes of one part up to `ts` were added."""
+        """Note that all changes of one part up to `ts` were added."""
         # Under the lock, with the call: parts are resolved by several threads, and the table's
         # resolved_ts must not go back.
         with self._lock:

@@ -58,5 +58,5 @@ class WithinPart:
         self._sorter.add(span, batch)
 
     def resolve(self, span: Span, ts: int) -> None:
-        """All changes up to `ts` were added."""
+        """Note that all changes up to `ts` were added."""
         self._sorter.resolve(span, ts)

@@ -119,7 +119,7 @@ class JobRows:
                 self._done[commit_ts, job.id] = job
 
     def resolve(self, _span: Span, ts: int) -> None:
-        """All jobs up to `ts` were added."""
+        """Note that all jobs up to `ts` were added."""
         self._resolved_ts = ts
         if self.loop is not None:
             self.loop.call_soon_threadsafe(self._moved.set)

@@ -32,7 +32,7 @@ class Frontier:
 
     @property
     def resolved_ts(self) -> int:
-        """Every change up to here has been received. O(pieces); never goes back."""
+        """The ts up to which every change has been received. O(pieces); never goes back."""
         return min(piece.ts for piece in self._pieces)
 
     def __len__(self) -> int:

@@ -78,7 +78,7 @@ class Sorter(Protocol):
         ...
 
     def resolve(self, span: Span, ts: int) -> None:
-        """All changes up to `ts` were added."""
+        """Note that all changes up to `ts` were added."""
         ...
 
 

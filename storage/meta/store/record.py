@@ -63,7 +63,7 @@ def load(reader: Reader) -> tuple[State, dict[int, int]]:
 
 
 def save_revisions(batch: WriteBatch, state: State, revisions: Iterable[int]) -> None:
-    """Write what changed in `revisions`, and the head."""
+    """Write the changes in `revisions`, and the head."""
     for revision in revisions:
         events = state.events(revision)
         batch.put(

@@ -1,5 +1,5 @@
-"""etcd's requests: what makes one malformed, which comparisons hold,
-and which pairs a range selects (pure).
+"""etcd's requests: malformed ones, the result of comparisons, and the pairs that a range selects
+(pure).
 
 The checks have etcd's order and etcd's texts, which its clients compare.
 """

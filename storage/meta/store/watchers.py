@@ -144,8 +144,8 @@ class Watchers:
             self._progress_requested = True
 
     def responses(self, durable: Callable[[], int]) -> Iterator[rpc_pb2.WatchResponse]:
-        """All there is to send, until every watch has been sent the durable revision,
-        which may grow meanwhile.
+        """Return everything to send, until every watch has received the durable revision, which may
+        grow meanwhile.
         """
         while True:
             answers, self._answers = self._answers, []
