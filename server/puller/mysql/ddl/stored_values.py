@@ -225,6 +225,9 @@ def _constant(column: Column, literal: Literal, definition: ColumnDef, dialect: 
         return _time(column, literal, dialect)
     if kind in (Type.DATE, Type.DATETIME2):
         return _moment(column, literal, dialect)
+    if kind in (Type.ENUM, Type.SET):
+        members = _enum if kind is Type.ENUM else _set
+        return members(column, literal, strict=dialect.is_strict)
     return _OTHERS[kind](column, literal)
 
 
@@ -310,15 +313,15 @@ def _bits(column: Column, literal: Literal) -> str:
     return _bytes(int(number).to_bytes((column.meta + 7) // 8, "big"))
 
 
-def _enum(column: Column, literal: Literal) -> str:
+def _enum(column: Column, literal: Literal, *, strict: bool) -> str:
     if literal.sort == "string":
-        return _member(column, literal.text)
+        return _member(column, literal.text, strict=strict)
     if literal.sort != "number" or int(literal.text) < 1:
         raise ValueError("no member")
     return column.elems[int(literal.text) - 1]
 
 
-def _set(column: Column, literal: Literal) -> str:
+def _set(column: Column, literal: Literal, *, strict: bool) -> str:
     if literal.sort == "number":
         number = int(literal.text)
         if not 0 <= number < 1 << len(column.elems):
@@ -326,18 +329,23 @@ def _set(column: Column, literal: Literal) -> str:
         return ",".join(elem for place, elem in enumerate(column.elems) if number >> place & 1)
     if literal.sort != "string":
         raise ValueError("no members")
-    members = {_member(column, part) for part in literal.text.split(",") if part}
+    parts = filter(None, literal.text.split(","))
+    members = {_member(column, part, strict=strict) for part in parts}
     return ",".join(elem for elem in column.elems if elem in members)
 
 
-def _member(column: Column, text: str) -> str:
+def _member(column: Column, text: str, *, strict: bool) -> str:
+    """The first member that equals the text by the column's collation."""
     if not text.isascii() and text not in column.elems:
         raise ValueError("which letters are equal depends on the collation")
     text = text.rstrip(" ")
-    exact = [elem for elem in column.elems if elem == text]
-    return (
-        exact[0] if exact else next(elem for elem in column.elems if elem.lower() == text.lower())
-    )
+    equal = [elem for elem in column.elems if elem.lower() == text.lower()]
+    member = text if text in equal else next(iter(equal))
+    # A strict session gets no members that are equal to each other.
+    before = () if strict else column.elems[: column.elems.index(member)]
+    if any(elem in equal or not (elem + text).isascii() for elem in before):
+        raise ValueError("which members are equal depends on the collation")
+    return member
 
 
 def _string(column: Column, literal: Literal, dialect: Dialect) -> str:
@@ -497,8 +505,6 @@ _ADDRESSES: Final[dict[str, Callable[[str], bytes]]] = {
 """MariaDB's types whose constants are texts of bytes."""
 _OTHERS: Final[dict[Type, Callable[[Column, Literal], Value]]] = {
     Type.BIT: _bits,
-    Type.ENUM: _enum,
-    Type.SET: _set,
     Type.FLOAT: _float,
     Type.DOUBLE: _float,
 }
