@@ -216,8 +216,11 @@ class SchemaHistory:
 
     def _recovered(self, job: Job, commit_ts: int) -> Change:
         """FLASHBACK DATABASE: the job has the database, and of its tables at most the old form."""
-        name = _database_name(job.database or {}, f"DDL job {job.id} at {commit_ts}")
-        self._databases[job.schema_id] = name
+        name = job.schema_name
+        if job.database:
+            name = _database_name(job.database, f"DDL job {job.id} at {commit_ts}")
+        if name:
+            self._databases[job.schema_id] = name
         return Change(commit_ts, job.query, moved=_MOVES[job.action], database=name)
 
     def _moved(self, job: Job, tables: Sequence[Table]) -> str:

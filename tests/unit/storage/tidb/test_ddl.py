@@ -303,6 +303,8 @@ def test_a_recovered_database_is_named_and_known_from_there_on() -> None:
     assert (change.database, change.tables, bool(change.moved)) == ("old", (), True)
     made = applied(state, job(Action.CREATE_TABLE, 70, schema_id=9, TableInfo=info(70, "u")), 21)
     assert [table.name for table in made.tables] == ["old.u"]
+    unnamed = applied(history(), job(Action.RECOVER_SCHEMA, schema_id=9))
+    assert (bool(unnamed.moved), unnamed.database) == (True, ""), "any table may be meant"
 
 
 def test_a_kind_of_ddl_that_nobody_knows_yet_is_named_for_the_tables_it_may_be_about() -> None:
