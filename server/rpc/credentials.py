@@ -12,15 +12,18 @@ allowed: engines differ in which one they call *the* name.
 """
 
 import ssl
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
 import structlog
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 
 from server.config import setting
 from server.rpc.errors import StatusError
@@ -49,6 +52,7 @@ _WENT_AWAY: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """What port scans and probes do."""
 _CHANNEL_FILES_MAX: Final = 64
 _SHOWN_MAX: Final = 256
+_VERSION_TAG, _UTC_TIME, _LONG_SIZE = 0xA0, 0x17, 0x80
 T = TypeVar("T")
 
 _NAMES_REFUSED = Counter(
@@ -67,6 +71,10 @@ _CERTIFICATE_RELOADS = Counter(
     "Changes of TLS files that a listener or channels use: `ok` if they use the new ones, `failed` "
     "if these cannot be used",
     ["outcome"],
+)
+_EXPIRES = Gauge(
+    "tidemark_rpc_certificate_expires_timestamp_seconds",
+    "When the certificate that listeners show runs out, in seconds since 1970; 0: there is none",
 )
 _log = structlog.get_logger(__name__)
 
@@ -224,7 +232,37 @@ def server_tls(security: SecurityConfig) -> ssl.SSLContext:
         raise CredentialsError(
             f"the TLS files cannot be used: {err}; check --cert-path, --key-path, --ca-path"
         ) from err
+    _EXPIRES.set(expires_s(_read(security.cert_path).decode(errors="replace")))
     return context
+
+
+def expires_s(pem: str) -> float:
+    """When the first certificate of a PEM file runs out, in seconds since 1970; 0: that cannot be
+    read.
+    """
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    body = pem.partition(begin)[2].partition(end)[0]
+    with suppress(ValueError, IndexError):
+        to_be_signed = _elements(_elements(b64decode(body))[0][1])[0][1]
+        # RFC 5280 §4.1: an optional version ([0]), serial number, algorithm, issuer, validity
+        fields = [value for tag, value in _elements(to_be_signed) if tag != _VERSION_TAG]
+        tag, not_after = _elements(fields[3])[1]
+        form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+        return datetime.strptime(not_after.decode(), form).replace(tzinfo=UTC).timestamp()
+    return 0.0
+
+
+def _elements(der: bytes) -> list[tuple[int, bytes]]:
+    """The tags and contents of the elements that follow each other (X.690)."""
+    elements = []
+    while der:
+        tag, size, at = der[0], der[1], 2
+        if size >= _LONG_SIZE:
+            at += size - _LONG_SIZE
+            size = int.from_bytes(der[2:at])
+        elements.append((tag, der[at : at + size]))
+        der = der[at + size :]
+    return elements
 
 
 def _check_pem(security: SecurityConfig) -> None:

@@ -5,6 +5,8 @@ serves, on real connections of both engines.
 import asyncio
 import http.client
 import ssl
+import time
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
@@ -19,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2 as tikvpb
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from server.capture.listener import serving_flight
@@ -33,6 +36,7 @@ from server.rpc.credentials import (
     ListenerTls,
     SecurityConfig,
     common_names,
+    expires_s,
     grpcio_credentials,
 )
 from server.rpc.server import RpcServer
@@ -244,6 +248,26 @@ def test_grpcs_own_engine_is_given_a_certificate_only_when_it_has_changed(
     certificates.sign("second", "given")
     assert fetch() is not None
     assert fetch() is None
+
+
+@pytest.mark.parametrize("days", [2, 20_000], ids=["UTCTime", "GeneralizedTime"])
+def test_a_metric_says_when_the_certificate_in_use_runs_out(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    monkeypatch.setattr(reloaded, "_LOOK_EVERY_S", 0)
+    security = certificates.sign("ends", "ends", days=days)
+    listener = ListenerTls(security)
+    ends_s = REGISTRY.get_sample_value("tidemark_rpc_certificate_expires_timestamp_seconds")
+    assert ends_s == pytest.approx(time.time() + days * 86_400, abs=600)
+    Path(security.cert_path).write_bytes(b"no certificate")
+    listener.context()
+    assert ends_s == REGISTRY.get_sample_value("tidemark_rpc_certificate_expires_timestamp_seconds")
+
+
+@given(st.binary())
+def test_what_is_no_certificate_has_no_end(data: bytes) -> None:
+    body = b64encode(data).decode()
+    assert expires_s(f"-----BEGIN CERTIFICATE-----{body}-----END CERTIFICATE-----") == 0.0
 
 
 def test_several_listeners_of_a_process_say_once_which_file_cannot_be_used(
