@@ -71,15 +71,16 @@ def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(
     assert all(row["is_current"] == (row["valid_to_ts"] is None) for row in versions)
 
 
-@pytest.mark.parametrize("here_bytes", [1 << 20, -1], ids=["by the driver", "by tasks"])
+@pytest.mark.parametrize("arrow_bytes", [1 << 20, -1], ids=["by the driver", "by tasks"])
 def test_a_changelog_holds_every_change_once_and_its_checksum_says_so(
-    spark, changefeed, captures, upstream, tmp_path, monkeypatch, here_bytes
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch, arrow_bytes
 ):
-    for most in ("DRIVER_READ_MAX_BYTES", "ARROW_READ_MAX_BYTES"):
-        monkeypatch.setattr(changes, most, here_bytes)
-    ends = CUTS[1:] if here_bytes > 0 else CUTS[2:]
+    # Too much for Spark in one message, which a table on a disk of this machine does not need.
+    monkeypatch.setattr(changes, "DRIVER_READ_MAX_BYTES", -1)
+    monkeypatch.setattr(changes, "ARROW_READ_MAX_BYTES", arrow_bytes)
+    ends = CUTS[1:] if arrow_bytes > 0 else CUTS[2:]
     _, _, cuts = keep(spark, changefeed, captures, tmp_path, "append", ends)
-    assert operations(spark, tmp_path) == (["CUT", "CUT"] if here_bytes > 0 else ["WRITE"])
+    assert operations(spark, tmp_path) == (["CUT", "CUT"] if arrow_bytes > 0 else ["WRITE"])
     rows = as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()
     assert sorted((row._commit_ts, row._seq, row._op, row.id) for row in rows) == [
         (row["_commit_ts"], row["_seq"], row["_op"], row["id"]) for row in upstream.accounts.rows

@@ -94,7 +94,7 @@ class Upsert:
         if changes.by_tasks is not None:
             self._tables.create_made(changes)
             return True
-        if changes.here:
+        if self._tables.reads_for_new(changes):
             rows = fold(changes.arrow, key).live.select(lake_columns(changes.table))
         else:
             frame = changes.frame(self._tables.session(name))
@@ -265,7 +265,8 @@ class Append:
         if changes.by_tasks is not None:
             self._tables.create_made(changes)
             return True
-        self._tables.create(changes, self._rows(changes))
+        here = self._tables.reads_for_new(changes)
+        self._tables.create(changes, changes.arrow if here else self._rows(changes))
         return True
 
     def apply(self, changes: Changes) -> bool:
@@ -315,7 +316,7 @@ class History:
     def create(self, changes: Changes) -> bool:
         """Append the first cut's versions."""
         key, columns = changes.table.key, self._columns(changes)
-        if changes.here:
+        if self._tables.reads_for_new(changes):
             rows = versions(changes.arrow, key).select(columns)
         else:
             frame = changes.frame(self._tables.session(changes.table.name))

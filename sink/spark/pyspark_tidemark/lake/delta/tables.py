@@ -240,6 +240,12 @@ class DeltaTables:
             )
         return by_app[self._app_id]
 
+    def reads_for_new(self, changes: Changes) -> bool:
+        """Whether this process reads the first cut of a table: Spark, which takes less than Arrow,
+        gets no rows of a table on a disk of this machine.
+        """
+        return changes.in_arrow if self._is_local else changes.here
+
     def create(self, changes: Changes, rows: Any) -> None:
         """Make the table, with its first rows (pyarrow.Table or DataFrame) and the identities of
         its columns.

@@ -205,7 +205,7 @@ class DeltaTarget:
         name = changes.table.name
         version = self._tables.version(name)
         self._maintenance.committed(name, version, grown=grown)
-        counted = changes.counted(self._tables.session(name))
+        counted = changes.counted(self._spark)
         return Applied(
             counted.rows,
             version,
