@@ -6,7 +6,8 @@ verifies each of them in every new JVM. A class archive (Java's CDS) has them re
 It is made once, by `python -m pyspark_tidemark.jars`, and lies beside the jars. So does a home of
 Spark without its MLlib, for applications on this machine: of all that Spark does when a session
 begins, MLlib's functions, which no lake needs, take the most (reflection, and classes that are
-looked for in every jar).
+looked for in every jar). It has no Python either: Spark puts its `pyspark.zip` before the installed
+package, and each of its Python processes would compile what it imports anew, half a second of CPU.
 
 An archive belongs to one Java and one class path. Its name is a digest of both, and Java itself
 ignores an archive that does not fit, so an archive changes how fast a job starts and nothing else.
@@ -32,8 +33,10 @@ _ADVICE = (
     "openjdk-17-jre-headless) or set JAVA_HOME"
 )
 _MLLIB = "spark-mllib_"
-_HOME_PARTS = ("bin", "conf", "python", "sbin")
+_HOME_PARTS = ("bin", "conf", "sbin")
 """What a home of Spark has besides jars; `conf` only where somebody has made it."""
+_HOME_VERSION = 2
+"""Of what such a home has, for those that an older version of this has made."""
 QUIET = "-Xlog:cds=error -Xlog:cds+dynamic=error"
 """Options that silence what Java warns of: every class that an archive cannot hold, and an archive
 that does not fit.
@@ -126,7 +129,8 @@ def _home_path(directory: Path) -> Path:
     # Not at the top: daemons ask this module for Java alone.
     import pyspark
 
-    digest = hashlib.sha256(f"{pyspark.__version__}\n{_pyspark_directory()}".encode()).hexdigest()
+    made_of = f"{pyspark.__version__}\n{_pyspark_directory()}\n{_HOME_VERSION}"
+    digest = hashlib.sha256(made_of.encode()).hexdigest()
     return directory / f"spark-home-{digest[:16]}"
 
 

@@ -36,6 +36,8 @@ def pyspark(tmp_path, monkeypatch):
     directory = tmp_path / "pyspark"
     (directory / "jars").mkdir(parents=True)
     (directory / "bin").mkdir()
+    (directory / "python" / "lib").mkdir(parents=True)
+    (directory / "python" / "lib" / "pyspark.zip").touch()
     for jar in ("spark-core_2.13-4.2.1.jar", "spark-mllib_2.13-4.2.1.jar"):
         (directory / "jars" / jar).write_text(jar)
     (directory / "bin" / "spark-submit").touch()
@@ -43,13 +45,14 @@ def pyspark(tmp_path, monkeypatch):
     return directory
 
 
-def test_a_spark_home_has_all_but_mllib(tmp_path, pyspark):
+def test_a_spark_home_has_all_but_mllib_and_python(tmp_path, pyspark):
     jars = tmp_path / "jars"
     assert spark_home(jars) is None
     make_spark_home(jars)
     home = spark_home(jars)
     assert [jar.name for jar in (home / "jars").iterdir()] == ["spark-core_2.13-4.2.1.jar"]
     assert (home / "bin" / "spark-submit").is_file()
+    assert not (home / "python").exists(), "Python processes would compile what it has"
     assert not (home / "conf").exists()
     (pyspark / "conf").mkdir()
     (pyspark / "conf" / "spark-defaults.conf").touch()
