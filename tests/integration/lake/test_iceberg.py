@@ -351,6 +351,19 @@ def test_files_have_the_statistics_that_iceberg_itself_reads(spark, tmp_path):
     assert '"lower-bounds"' in described[0]
 
 
+def test_a_new_table_is_there_with_its_first_cut_and_made_once(spark, tmp_path):
+    catalog, schema = Catalog(spark, str(tmp_path), "bank"), pa.schema([("id", pa.int64())])
+    begun, late = (catalog.begin_new("bank.t", schema, ("id",)) for _ in range(2))
+    assert catalog.load("bank.t") is None
+    catalog.fenced(begun, begun.newAppend(), 10)
+    assert catalog.position(catalog.load("bank.t"), "bank.t") == 10
+    assert len(list((tmp_path / "bank" / "t" / "metadata").glob("v*.metadata.json"))) == 1
+    with pytest.raises(SourceError, match="ErrTargetBusy") as caught:
+        catalog.fenced(late, late.newAppend(), 10)
+    assert caught.value.retryable
+    assert catalog.begin_new("bank.t", schema, ("id",)) is None
+
+
 def without_checksum(path, text):
     """Write a file anew, as another program would."""
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)

@@ -53,6 +53,7 @@ returns the id of the snapshot.
 """
 _ABSENT = ("NoSuchTableException", "NoSuchNamespaceException")
 """What catalogs say of a table that is not there."""
+_EXISTS = "AlreadyExistsException"
 _VECTORS_SINCE = 3
 PROPERTIES = {
     "format-version": "3",
@@ -119,6 +120,36 @@ class Catalog:
             SourceError: ErrTargetRefused, the catalog cannot hold such a name or table, and the
                 others of `java_catalog.translated`.
         """
+        identifier, parsed, properties = self._new_table(name, schema, key)
+        with explained(f"{self._place}: the table {name}"):
+            if self.is_named:
+                self._create_namespaces(identifier.namespace())
+            table = self._java.createTable(
+                identifier, parsed, self._iceberg.PartitionSpec.unpartitioned(), properties
+            )
+        self.settle(table)
+        return table
+
+    def begin_new(self, name: str, schema: Any, key: Sequence[str]) -> Any:
+        """As `create`, a transaction that makes the table when it is committed, and with it what
+        one of the commits below does; None: it is there. In a directory only.
+
+        Raises:
+            SourceError: those of `create`.
+        """
+        identifier, parsed, properties = self._new_table(name, schema, key)
+        with explained(f"{self._place}: the table {name}"):
+            try:
+                return self._java.newCreateTableTransaction(
+                    identifier, parsed, self._iceberg.PartitionSpec.unpartitioned(), properties
+                )
+            except Py4JJavaError as err:
+                if kind(err) != _EXISTS:
+                    raise
+                return None
+
+    def _new_table(self, name: str, schema: Any, key: Sequence[str]) -> tuple[Any, Any, Any]:
+        """The identifier, the schema and the properties of a new table."""
         properties = self._classes.java.util.HashMap()
         ids = column_ids(schema)
         recorded = {
@@ -131,15 +162,7 @@ class Catalog:
         ).items():
             properties.put(setting, value)
         parsed = self._iceberg.SchemaParser.fromJson(schema_json(schema, key))
-        identifier = self.identifier(name)
-        with explained(f"{self._place}: the table {name}"):
-            if self.is_named:
-                self._create_namespaces(identifier.namespace())
-            table = self._java.createTable(
-                identifier, parsed, self._iceberg.PartitionSpec.unpartitioned(), properties
-            )
-        self.settle(table)
-        return table
+        return self.identifier(name), parsed, properties
 
     def _create_namespaces(self, namespace: Any) -> None:
         levels = list(namespace.levels())

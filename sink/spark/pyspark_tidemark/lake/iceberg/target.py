@@ -194,18 +194,32 @@ class IcebergTarget:
         return storable(schema)
 
     def create(self, changes: Changes) -> Applied:
-        """Make the table and apply its first cut."""
-        return self._apply(self._made(changes.table), changes)
+        """Make the table and apply its first cut: by one commit, where that can be."""
+        begun = None if changes.by_tasks is not None else self._begun(changes.table)
+        if begun is None:
+            return self._apply(self._made(changes.table), changes)
+        return self._apply(begun.table(), changes, begun)
+
+    def _begun(self, of: TableMeta) -> Any:
+        """A transaction that makes a table, for its first cut; None: it is there, as a crash may
+        have left it without a snapshot, or it is made step by step.
+        """
+        if self._catalog.is_named or self._partitions.of(of.name) or self._sorting.of(of.name):
+            return None
+        return self._catalog.begin_new(of.name, self._new_schema(of), self._key(of))
 
     def _made(self, of: TableMeta) -> Any:
         # A crash may have left the table without a snapshot.
         table = self._catalog.load(of.name)
         if table is not None:
             return table
-        schema = with_column_ids(lake_schema(of, self._mode), of.column_ids)
+        schema = self._new_schema(of)
         check_fields(of.name, self._partitions.of(of.name), schema)
         check_order(of.name, self._sorting.of(of.name), schema)
         return self._laid_out(of.name, self._catalog.create(of.name, schema, self._key(of)))
+
+    def _new_schema(self, of: TableMeta) -> Any:
+        return with_column_ids(lake_schema(of, self._mode), of.column_ids)
 
     def _laid_out(self, name: str, table: Any) -> Any:
         """The table with the partition spec and the sort order that are asked for: made without
@@ -358,14 +372,15 @@ class IcebergTarget:
     def _key(self, table: TableMeta) -> tuple[str, ...]:
         return () if self._mode == APPEND else table.key
 
-    def _apply(self, table: Any, changes: Changes) -> Applied:
+    def _apply(self, table: Any, changes: Changes, begun: Any = None) -> Applied:
+        """Apply a cut to a table, which is made by the transaction that is `begun`, or there."""
         key = self._key(changes.table)
         key_ranges = self._key_ranges.ranges(changes.table.name, table, key)
         layout = self._catalog.layout(table, key, key_ranges)
         self._check_columns(changes.table, layout)
         written, masks, replaced = self._writer.written(table, changes, layout)
         if written or masks.vectors or changes.emptied or table.currentSnapshot() is None:
-            table = self._commit(table, changes, written, masks)
+            table = self._commit((table, begun), changes, written, masks)
             deletes = bool(masks.vectors) or any(file.deletes for file in written)
             self._maintenance.committed(changes.table.name, table, deletes=deletes)
         counted = changes.counted(self._spark)
@@ -388,13 +403,17 @@ class IcebergTarget:
                 "another --target, or use --schema-evolution ignore",
             )
 
-    def _commit(self, table: Any, changes: Changes, written: list[Written], masks: CutMasks) -> Any:
-        """Commit the files, or let them wait for the cut's commit; returns the table with them."""
-        name, key = changes.table.name, self._key(changes.table)
+    def _commit(
+        self, of: tuple[Any, Any], changes: Changes, written: list[Written], masks: CutMasks
+    ) -> Any:
+        """Commit the files to a table, by the transaction that makes it, if one is begun, or let
+        them wait for the cut's commit; returns the table with them.
+        """
+        (table, begun), name, key = of, changes.table.name, self._key(changes.table)
         with self._cut_commits():
             # Read from what the transaction begins with: a commit between our look at the position
             # and this one makes ours fail (`java_catalog.commit_exactly`), or is seen here.
-            transaction = self._catalog.begin(table)
+            transaction = self._catalog.begin(table) if begun is None else begun
             position = self._position(transaction.table(), name)
             # Beyond the start is also a shorter or a longer cut, whose changes would come twice.
             if position is not None and position > changes.start_ts:
