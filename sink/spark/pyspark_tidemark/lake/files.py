@@ -135,8 +135,8 @@ def sync_place(path: str) -> None:
                 sync(directory)
 
 
-def parquet_file(system: Any, path: str, *, pre_buffer: bool = False) -> Any:
-    """A Parquet file (pyarrow's) of a file system of pyarrow's, to be read.
+def parquet_file(system: Any, path: Any, *, pre_buffer: bool = False) -> Any:
+    """A Parquet file (pyarrow's) of a file system of pyarrow's (None: this machine's), to be read.
 
     Raises:
         SourceError: ErrLakeDamaged, it is not whole.

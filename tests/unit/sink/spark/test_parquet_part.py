@@ -68,6 +68,16 @@ def test_a_directory_of_somebody_else_among_the_cuts_is_told_by_name(tmp_path):
     assert target.position(table) is None
 
 
+def test_a_file_that_is_cut_off_is_named(tmp_path):
+    path = tmp_path / "part-00000.parquet"
+    pq.write_table(pa.table({"id": [1]}), path)
+    assert changelog.read_columns(path).names == ["id"]
+    for content in (b"", path.read_bytes()[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match=r"ErrLakeDamaged.*part-00000\.parquet"):
+            changelog.read_columns(path)
+
+
 def test_only_columns_whose_values_come_again_get_a_dictionary(tmp_path):
     count = 100_000
     columns = {

@@ -48,6 +48,7 @@ from pyspark_tidemark.lake.files import (
     Files,
     LocalFiles,
     file_system,
+    parquet_file,
     repeating_columns,
     sync,
     sync_place,
@@ -380,7 +381,7 @@ def _widest(path: str, chosen: Sequence[int]) -> StructType:
     files = [file.path for file in system.get_file_info(FileSelector(root, recursive=True))]
     cuts = {f"{CUT}{ts}" for ts in chosen}
     parts = [path for path in files if Path(path).parent.name in cuts and path.endswith(".parquet")]
-    schemas = [pq.read_schema(part, filesystem=system).remove_metadata() for part in parts]
+    schemas = [_columns(part, system) for part in parts]
     try:
         widest = pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as err:
@@ -424,7 +425,7 @@ def with_field_ids(table: TableMeta) -> Any:
 
 def read_columns(file: Any) -> Any:
     """The pyarrow.Schema of a file, with the identities of its columns."""
-    schema = pq.read_schema(file).remove_metadata()
+    schema = _columns(file)
     ids = {
         field.name: int(field.metadata[_FIELD_ID])
         for field in schema
@@ -432,6 +433,11 @@ def read_columns(file: Any) -> Any:
     }
     # Parquet says -1 of a column without an id.
     return with_column_ids(schema, {name: number for name, number in ids.items() if number >= 0})
+
+
+def _columns(file: Any, system: Any = None) -> Any:
+    with parquet_file(system, file) as opened:
+        return opened.schema_arrow.remove_metadata()
 
 
 def _row_groups(changes: Changes) -> Iterator[Any]:
