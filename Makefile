@@ -221,7 +221,7 @@ walk: setup ## Paste the commands of README and docs into a fresh clone, as a st
 	$(BIN)/python -m tests.walk $(ARGS)
 
 .PHONY: test-aged
-test-aged: setup jars ## Only the lakes of 300 cuts, restarted at each stage
+test-aged: setup jars ## Only the lakes of 300 cuts, restarted at each stage (four times as many by TIDEMARK_TEST_AGED_TIMES=4)
 	$(BIN)/pytest -q tests/integration/lake/test_aged.py
 
 .PHONY: test-docker

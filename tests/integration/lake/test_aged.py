@@ -1,7 +1,9 @@
 """Lakes that are old: after 300 cuts with checkpoints, compaction, expiry, schema changes and
-restarts they equal their upstream, and the next life starts on them.
+restarts they equal their upstream, and the next life starts on them. TIDEMARK_TEST_AGED_TIMES=4
+makes four times as many.
 """
 
+import os
 from operator import itemgetter
 
 import pyarrow.parquet as pq
@@ -25,12 +27,16 @@ from tests.integration.lake.aged import STEP, aged_feed, read_changelog
 from tests.integration.lake.test_evolution import Database, Directory, opened_place
 from tests.integration.lake.test_readers import PYTHON, by_engines, newest_metadata, plain
 
-pytestmark = pytest.mark.timeout(1200)
-LIVES = (66, 67, 114, 157, 205, 253, 270, 300)
+TIMES = int(os.environ.get("TIDEMARK_TEST_AGED_TIMES", "1"))
+pytestmark = pytest.mark.timeout(1200 * TIMES)
+LIVES = tuple(
+    TIMES * cut + after
+    for cut, after in [(66, 0), (66, 1), *((cut, 0) for cut in (114, 157, 205, 253, 270, 300))]
+)
 """The cuts after which a life ends: at statements, right after them, and between them."""
-COMPARED = (67, 205, 300)
+COMPARED = (LIVES[1], LIVES[4], LIVES[-1])
 """The lives after which Spark reads the whole lake, which takes longer than forty cuts."""
-DROPPED_TS = 234 * STEP
+DROPPED_TS = TIMES * 234 * STEP
 """The last cut of a table whose name comes again later."""
 
 
@@ -161,7 +167,7 @@ def database_place(request, tmp_path):
 def test_an_old_delta_lake(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(maintenance, "VACUUM_MARGIN_S", 20.0)
     monkeypatch.setattr(checkpoints, "REST", 0.0)
-    place, feed = DeltaPlace(spark, "delta", tmp_path), aged_feed(1)
+    place, feed = DeltaPlace(spark, "delta", tmp_path), aged_feed(1, cuts=LIVES[-1])
     lived(place, feed, compared=COMPARED)
     table = tmp_path / "bank" / "t"
     assert len(list(table.glob("_delta_log/*.checkpoint*"))) > 3
@@ -174,7 +180,10 @@ def test_an_old_delta_lake(spark, tmp_path, monkeypatch):
 
 
 def test_an_old_iceberg_lake(spark, tmp_path):
-    place, feed = IcebergPlace(spark, "iceberg", tmp_path), aged_feed(2, renames=False)
+    place, feed = (
+        IcebergPlace(spark, "iceberg", tmp_path),
+        aged_feed(2, cuts=LIVES[-1], renames=False),
+    )
     lived(place, feed, compared=COMPARED)
     assert rolled_up(tmp_path)
     newest = Catalog(spark, str(tmp_path), "evolving").load("bank.t")
@@ -190,7 +199,7 @@ def test_an_old_changelog(spark, tmp_path):
     """Parquet keeps every change, once, and each reader sees those of the table that has the name
     at the cut.
     """
-    place, feed = ParquetPlace(spark, "parquet", tmp_path), aged_feed(4)
+    place, feed = ParquetPlace(spark, "parquet", tmp_path), aged_feed(4, cuts=LIVES[-1])
     lived(place, feed, mode="append", equal=assert_changes)
     assert rolled_up(tmp_path)
 
@@ -215,7 +224,7 @@ def test_an_old_changelog(spark, tmp_path):
 
 
 def test_an_old_database(database_place):
-    feed = aged_feed(3)
+    feed = aged_feed(3, cuts=LIVES[-1])
     lived(database_place, feed, compared=LIVES[:-1])
     assert_equal(database_place, feed)
 
