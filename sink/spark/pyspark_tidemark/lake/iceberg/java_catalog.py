@@ -409,13 +409,15 @@ def translated(err: Any, what: str) -> SourceError | None:
             f"{what} needs jars that Spark does not have ({message}): name them by --conf "
             "spark.jars.packages=… or spark.driver.extraClassPath",
         )
-    is_damaged = _UNREADABLE in kinds and kinds & {*_DAMAGED}
-    if kinds & {*_GONE} or is_damaged or message.startswith(_NO_VERSION):
+    is_gone, is_cut_off = kinds & {*_GONE}, _UNREADABLE in kinds and kinds & {*_DAMAGED}
+    if is_gone or is_cut_off or message.startswith(_NO_VERSION):
         return SourceError(
             "ErrLakeDamaged",
             f"{what} has a table that cannot be read: {message}. The newest v….metadata.json, if "
             "its writer died before it was whole, and a version-hint.text that is wrong can be "
             f"removed; else {RESTORE}",
+            # Somebody may have expired the snapshot since the table was looked at.
+            retryable=bool(is_gone),
         )
     if kinds & {*_UNAVAILABLE}:
         return SourceError("ErrTargetUnavailable", f"{what} fails: {message}", retryable=True)
