@@ -80,6 +80,7 @@ _DAMAGED = (
 """What has made a file of Iceberg's unreadable, if the file itself has."""
 _NO_VERSION = "Metadata file for version"
 """Begins what Iceberg says of a version hint that names a version which is not there."""
+_NO_PATH = "InvalidPathException"
 _CLOCK_BEHIND = (
     "Expected sorted snapshot log entries",
     "Invalid snapshot timestamp",
@@ -409,6 +410,17 @@ def translated(err: Any, what: str) -> SourceError | None:
             f"{what} needs jars that Spark does not have ({message}): name them by --conf "
             "spark.jars.packages=… or spark.driver.extraClassPath",
         )
+    if error := _of_files(what, kinds, message):
+        return error
+    if kinds & {*_UNAVAILABLE}:
+        return SourceError("ErrTargetUnavailable", f"{what} fails: {message}", retryable=True)
+    if kinds & {*_WRONG} or any(said in message for said in _CLOCK_BEHIND):
+        return _refused(what, message)
+    return None
+
+
+def _of_files(what: str, kinds: set[str], message: str) -> SourceError | None:
+    """The error for files of a table that are damaged, gone, or cannot be named."""
     is_gone, is_cut_off = kinds & {*_GONE}, _UNREADABLE in kinds and kinds & {*_DAMAGED}
     if is_gone or is_cut_off or message.startswith(_NO_VERSION):
         return SourceError(
@@ -419,10 +431,12 @@ def translated(err: Any, what: str) -> SourceError | None:
             # Somebody may have expired the snapshot since the table was looked at.
             retryable=bool(is_gone),
         )
-    if kinds & {*_UNAVAILABLE}:
-        return SourceError("ErrTargetUnavailable", f"{what} fails: {message}", retryable=True)
-    if kinds & {*_WRONG} or any(said in message for said in _CLOCK_BEHIND):
-        return _refused(what, message)
+    if _NO_PATH in kinds:
+        return SourceError(
+            "ErrTargetUnusable",
+            f"{what} has a table or a path whose name the job's locale cannot write ({message}): "
+            "start the job with LC_ALL=C.UTF-8",
+        )
     return None
 
 
