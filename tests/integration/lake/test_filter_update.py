@@ -115,6 +115,15 @@ def test_tables_come_whole_and_go_while_all_are_written_to(shop):
             f"/* tidemark changefeed update --filter {shop.name}.a {shop.name}.c */",
             f"/* tidemark changefeed update --filter {shop.name}.* */",
         ]
+        # A table with another mask begins anew, with no row of before.
+        answer = shop.cli("update", "--mask", f"{shop.name}.c=name:mask.with.4.chars")
+        assert answer["filter_change"]["changing"] == [f"{shop.name}.c"]
+        in_force(shop)
+        masked = [(number, value, "****") for number, value, _ in upstream(shop, "c")]
+        until(lambda: shop.lake("c") == masked, True)
+        shop.execute("UPDATE c SET name = 'other' WHERE id = 2", "DELETE FROM a WHERE id = 1")
+        whole(shop, "a", "b")
+        assert shop.state() == ("normal", None)
 
 
 def test_what_keeps_a_changefeed_from_going_on_is_left_out(shop):
