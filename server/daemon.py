@@ -174,9 +174,21 @@ async def _serve(opened: OpenDaemon, listen: Callable[..., AbstractContextManage
             serving = True
             shown = {**endpoints, "http": http_bound}
             _log.info("daemon ready", **shown)
-            print(_ready_line(shown), flush=True)  # noqa: T201 - read by `tidemark up` and by whoever scripts us
+            line = ready_text(shown) if sys.stdout.isatty() else _ready_line(shown)
+            print(line, flush=True)  # noqa: T201 - read by `tidemark up`, scripts, and people
             await stopping.wait()
             _log.info("daemon draining")
+
+
+def ready_text(shown: Mapping[str, str]) -> str:
+    """What a terminal shows instead of the JSON line, below all that was logged."""
+    places = ", ".join(
+        f"{name} {address}"
+        for name, address in shown.items()
+        if name != "cluster_id" and not name.endswith("_http")
+    )
+    console = f"\nA browser shows the console at {shown['capture']}." if "capture" in shown else ""
+    return f"\nReady: {places}.{console}\nCtrl-C ends it.\n"
 
 
 def _ready_line(shown: Mapping[str, str]) -> str:

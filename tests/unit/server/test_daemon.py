@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from server.daemon import ready_text
+
 DAEMON = """
 import sys
 from collections.abc import AsyncIterator
@@ -92,6 +94,17 @@ def test_it_says_when_it_is_ready_and_drains_on_a_signal(number: signal.Signals)
         assert process.returncode == 0
         assert out == ""
         assert "drained" in err
+
+
+def test_a_terminal_shows_a_text_instead_of_the_line_for_programs() -> None:
+    places = {"cluster_id": "7", "capture": "c:1", "capture_http": "c:2", "http": "h:3"}
+    shown = ready_text(places)
+    assert shown.splitlines()[1:] == [
+        "Ready: capture c:1, http h:3.",
+        "A browser shows the console at c:1.",
+        "Ctrl-C ends it.",
+    ]
+    assert "console" not in ready_text({"store": "s:1", "http": "h:2"})
 
 
 def test_what_it_logs_changes_while_it_runs() -> None:
