@@ -38,15 +38,13 @@ def config_parser() -> Parser:
     verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
     check = verbs.add_parser(
         "check",
-        help=(
-            "check a file as the daemons would whose sections it has, and report all faults at once"
-        ),
+        help=("check a file as the daemons do when they start, and report all faults at once"),
     )
     check.add_argument("file", metavar="FILE", help="the TOML file to check")
     for name, text in (
-        ("print-default", "a file with all settings, as they are without one"),
-        ("reference", "all settings as Markdown tables"),
-        ("schema", "all settings as a JSON Schema, which editors check a file by"),
+        ("print-default", "print a file with all settings and their defaults"),
+        ("reference", "print all settings as Markdown tables"),
+        ("schema", "print all settings as a JSON Schema, by which editors check a file"),
     ):
         verb = verbs.add_parser(name, help=text)
         verb.add_argument("section", nargs="?", choices=SECTIONS, help="only this section")

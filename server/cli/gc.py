@@ -128,7 +128,7 @@ def _add_rounds(verbs: Any, shared: argparse.ArgumentParser) -> None:
     add_gc_worker_address(run)
     run.set_defaults(command=run_round)
     past = verbs.add_parser(
-        "history", help=f"the last rounds, at most {ROUNDS_KEPT}", parents=[shared]
+        "history", help=f"list the last rounds, at most {ROUNDS_KEPT}", parents=[shared]
     )
     past.add_argument("-n", "--limit", type=count, default=20, help="how many (default: 20)")
     past.set_defaults(command=show_history)

@@ -39,7 +39,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     verbs = group.add_subparsers(required=True, metavar="VERB")
     for kind, alias in (("pumps", "list"), ("drainers", "")):
         listed = verbs.add_parser(
-            alias or kind, aliases=[kind] * bool(alias), help=f"all {kind}", parents=[shared]
+            alias or kind, aliases=[kind] * bool(alias), help=f"list all {kind}", parents=[shared]
         )
         listed.set_defaults(command=list_nodes, kind=kind)
     leaving = (
