@@ -157,7 +157,7 @@ class ChangefeedService:
                     f"changefeed {feed.id} has no table {request.table[:256]!r} now"
                 )
             if not request.give_up_history:
-                _check_history(feed, version, request.capture)
+                check_history(feed, version, request.capture)
             await feed.processor.move_table(version.span, request.capture)
             return pb.MoveTableResponse(table=_table(feed, version))
 
@@ -215,7 +215,7 @@ class ChangefeedService:
         return [messages[each] for each in sorted(messages)]
 
 
-def _check_history(feed: Feed, version: Version, target: str) -> None:
+def check_history(feed: Feed, version: Version, target: str) -> None:
     """See that no history that is kept is lost by a move.
 
     Raises:

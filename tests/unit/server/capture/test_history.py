@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.capture.errors import ParameterError
+from server.capture.errors import ParameterError, TableMoveError
 from server.capture.history import RetentionBounds
 from server.capture.history_keeper import look_at
 from server.capture.readers import LET_GO, LOST
+from server.capture.service import check_history
 from sink.retention import Retention
 from sorter.errors import RangeCleanedError
 from storage.model.ts import MAX_TS, compose
@@ -206,3 +207,14 @@ async def test_a_changefeed_that_keeps_nothing_gives_up_as_it_always_did(tmp_pat
     with pytest.raises(RangeCleanedError):
         plain.feed.start_of_reader(START - 1)
     plain.close()
+
+
+def test_a_table_leaves_no_kept_history_behind_unless_it_is_told_to():
+    processor = SimpleNamespace(checkpoint_ts=50, worker_of=lambda _span: "one")
+    feed = SimpleNamespace(id="f", kept_ts=10, processor=processor)
+    version = SimpleNamespace(span=None)
+    with pytest.raises(TableMoveError, match=r"keeps history from 10 .*--give-up-history"):
+        check_history(feed, version, "two")
+    check_history(feed, version, "one")
+    feed.kept_ts = 50
+    check_history(feed, version, "two")
