@@ -163,7 +163,7 @@ def run(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("seed", "source_uri", "kind"),
-    [(1, "", ClusterTarget), (2, "", MergedTarget), (3, "pump://", MergedTarget)],
+    [(1, "", ClusterTarget), (2, "", MergedTarget), (3, "pump://", ClusterTarget)],
 )
 def test_the_reader_has_the_sources_rows_at_each_cut_and_all_of_them_in_the_end(
     tmp_path: Path, seed: int, source_uri: str, kind: type[ClusterTarget]
