@@ -172,7 +172,7 @@ def test_floating_point_numbers_are_sorted_by_sign_and_nan_is_the_largest(
     assert places == sorted(range(len(ranks)), key=by_hand)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(rows, st.booleans()), min_size=1, max_size=4), orders, st.integers(1, 9))
 def test_rows_of_files_are_joined_in_order_whether_these_have_it_or_not(parts, order, at_once):
     with tempfile.TemporaryDirectory() as root, pytest.MonkeyPatch.context() as patch:
