@@ -205,7 +205,7 @@ def running_job(
             with Spent(process.pid) as spent:
                 yield spent
         finally:
-            if process.poll() is not None:
+            if visible.ended:
                 sys.stderr.write(log.read_text(encoding="utf-8")[-3000:])
             process.terminate()
             reader.join()

@@ -98,6 +98,20 @@ def test_one_that_fails_is_no_error_and_comes_again_later(clock, caplog):
     assert "no checkpoint of t for now: no checkpoint today" in caplog.text
 
 
+def test_a_job_that_ends_since_spark_is_gone_asks_nothing_of_it(clock, monkeypatch):
+    """What it ended by was hidden behind the failure of a thread that had nothing to do."""
+
+    def gone():
+        raise Py4JError("nobody answers")
+
+    monkeypatch.setattr(
+        checkpoints,
+        "SparkThreads",
+        lambda spark, workers, name: ThreadPoolExecutor(workers, name, initializer=gone),
+    )
+    Checkpoints(None, str).settle()
+
+
 def test_a_table_that_is_made_anew_begins_to_count_anew(clock):
     written = []
     counted = Checkpoints(None, written.append)

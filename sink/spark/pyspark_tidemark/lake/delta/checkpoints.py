@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
@@ -34,6 +35,7 @@ class Checkpoints:
         self._not_before_s = 0.0
         self._lock = threading.Lock()
         self._beside = SparkThreads(spark, 1, "delta-checkpoint")
+        self._newest: Future[None] | None = None
 
     def committed(self, name: str, version: int) -> None:
         """A version was put into a table's log."""
@@ -46,7 +48,7 @@ class Checkpoints:
             self._is_busy = True
             foremost = max(self._due, key=lambda table: self._commits[table])
             self._count(foremost, 0)
-        self._beside.submit(self._run, foremost)
+            self._newest = self._beside.submit(self._run, foremost)
 
     def forget(self, name: str) -> None:
         """The table is gone, or another one."""
@@ -63,8 +65,9 @@ class Checkpoints:
 
     def settle(self) -> None:
         """Wait for the one that is being written."""
-        # One thread: a task behind it ends when it has ended.
-        self._beside.submit(int).result()
+        # Nothing is asked of Spark for it: where Spark is gone, that is what the job ended by.
+        if self._newest is not None:
+            wait([self._newest])
 
     def _run(self, name: str) -> None:
         began = time.monotonic()
