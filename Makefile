@@ -41,14 +41,14 @@ $(VENV)/.setup: $(VENV)/.locked pyproject.toml sink/spark/pyproject.toml proto/g
 .PHONY: jars
 jars: $(VENV)/.jars ## Fetch the jars of Delta, Iceberg and Kafka (not needed for LAKE=parquet), and make Spark start faster
 
-$(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
+$(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py sink/spark/pyspark_tidemark/java.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
 	$(BIN)/python -m pyspark_tidemark.jars
 	@touch $@
 
 .PHONY: jars-s3
 jars-s3: $(VENV)/.jars-s3 ## The same, and what Iceberg needs for tables in S3
 
-$(VENV)/.jars-s3: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
+$(VENV)/.jars-s3: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py sink/spark/pyspark_tidemark/java.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
 	$(BIN)/python -m pyspark_tidemark.jars delta iceberg kafka iceberg-s3
 	@touch $(VENV)/.jars $@
 
