@@ -17,15 +17,13 @@ from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.changefeed.columns import ALL_COLUMNS, ColumnRuleError, ColumnRules
-from server.changefeed.filter import (
+from server.changefeed.event_filter import (
     NO_EVENT_FILTERS,
-    AllFilters,
     DdlNotIgnorableError,
     EventFilters,
-    Filter,
     check_conditions,
-    filter_of,
 )
+from server.changefeed.filter import AllFilters, Filter, filter_of
 from server.changefeed.history import History, SchemaChange, shortened
 from server.changefeed.identity import EarlierTables, check_still_hidden
 from server.changefeed.info import ChangefeedInfo, TableTerms

@@ -39,7 +39,7 @@ from server.capture.records import ChangefeedRecord
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import ChangefeedSafePoints
 from server.capture.update import ChangefeedUpdate, FilterPlan, FilterUpdates, plan_filter
-from server.changefeed.filter import EventFilters, check_ddl, check_rereads
+from server.changefeed.event_filter import EventFilters, check_ddl, check_rereads
 from server.changefeed.history import SchemaChange, by_id
 from server.changefeed.info import (
     ChangefeedInfo,

@@ -23,16 +23,14 @@ from server.capture.errors import (
 )
 from server.capture.runner import utc_now
 from server.changefeed.columns import ColumnRules
-from server.changefeed.filter import (
+from server.changefeed.event_filter import (
     EventFilter,
     EventFilters,
-    TableFilter,
     check_conditions,
     check_ddl,
     check_rereads,
-    exact_rules,
-    filter_of,
 )
+from server.changefeed.filter import TableFilter, exact_rules, filter_of
 from server.changefeed.identity import EarlierTables, check_not_renamed
 from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri, keeps_changes
 from server.changefeed.masks import MaskRules, check_salted

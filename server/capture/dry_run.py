@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.creation import Checked, NewChangefeed
-from server.changefeed.filter import EventFilter, EventFilters, TableFilter, filter_of
+from server.changefeed.event_filter import EventFilter, EventFilters
+from server.changefeed.filter import TableFilter, filter_of
 from server.changefeed.table import SourceTable
 from sink.mounter import META_FIELDS, source_columns, whole_mounter
 

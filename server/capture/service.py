@@ -24,7 +24,7 @@ from server.capture.maintainers import Maintainers
 from server.capture.routing import Router, is_local
 from server.capture.traffic import NO_TRAFFIC, weights
 from server.capture.update import ChangefeedUpdate, FilterPlan
-from server.changefeed.filter import EventFilter
+from server.changefeed.event_filter import EventFilter
 from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
 from sink.flight.feeds import TableNotExistsError

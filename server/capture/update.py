@@ -33,7 +33,8 @@ from server.capture.errors import ChangefeedStateError, ParameterError
 from server.capture.feed import Feed
 from server.capture.records import Records
 from server.changefeed.columns import ColumnRules
-from server.changefeed.filter import EventFilter, EventFilters, Filter, TableFilter
+from server.changefeed.event_filter import EventFilter, EventFilters
+from server.changefeed.filter import Filter, TableFilter
 from server.changefeed.history import History, SchemaChange, by_id
 from server.changefeed.info import ChangefeedInfo, FilterUpdate, TableTerms, check_sink_uri
 from server.changefeed.masks import MaskRules, check_salted

@@ -19,7 +19,8 @@ from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted, settings_of
 
 from gcsafepoint.explain.names import feed_service
-from server.changefeed.filter import EventFilter, exact_rules
+from server.changefeed.event_filter import EventFilter
+from server.changefeed.filter import exact_rules
 from server.changefeed.salt import Salt
 from server.changefeed.table import TableRecord
 from server.config import VERSION
@@ -180,7 +181,7 @@ class ChangefeedInfo:
     columns: tuple[str, ...] = ()
     """The rules for columns, as in `server.changefeed.columns`."""
     event_filters: tuple[EventFilter, ...] = ()
-    """Which changes are ignored, `server.changefeed.filter`."""
+    """The changes that are ignored, `server.changefeed.event_filter`."""
     masks: tuple[str, ...] = ()
     """Which columns readers are shown by masks, `server.changefeed.masks`."""
     salt_file: str = ""

@@ -5,7 +5,7 @@ from typing import Any
 from server.capture.creation import Checked, NewChangefeed
 from server.capture.dry_run import check_response
 from server.capture.source.mysql import mysql_table
-from server.changefeed.filter import EventFilter
+from server.changefeed.event_filter import EventFilter
 from server.changefeed.table import TableRecord
 from server.changefeed.view import explained
 from server.cli.changefeed_create import _checked

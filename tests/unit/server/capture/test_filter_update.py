@@ -13,7 +13,7 @@ from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateErro
 from server.capture.flight import OwnerFeeds
 from server.capture.records import ChangefeedRecord
 from server.capture.update import ChangefeedUpdate
-from server.changefeed.filter import EventFilter
+from server.changefeed.event_filter import EventFilter
 from server.changefeed.info import FilterUpdate
 from server.changefeed.records import SchemaRecords
 from server.changefeed.table import SourceTable

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from server.capture.catalog import FeedCatalog, Terms
 from server.capture.source.mysql import mysql_table
-from server.changefeed.filter import (
+from server.changefeed.event_filter import (
     DROPS,
     FITTING,
     TRUNCATE_TABLE,
@@ -22,10 +22,10 @@ from server.changefeed.filter import (
     EventFilter,
     EventFilterError,
     EventFilters,
-    TableFilter,
     check_ddl,
     check_rereads,
 )
+from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.source import TableChange

@@ -12,7 +12,8 @@ from server.capture.catalog import FeedCatalog, Terms
 from server.capture.creation import eligible
 from server.capture.source.mysql import mysql_table
 from server.changefeed.columns import ColumnRules
-from server.changefeed.filter import EventFilter, EventFilters, TableFilter
+from server.changefeed.event_filter import EventFilter, EventFilters
+from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.masks import RULES_MAX, MaskRules
 from server.changefeed.salt import Salt

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from server.changefeed.filter import EventFilter, EventFilters
+from server.changefeed.event_filter import EventFilter, EventFilters
 from server.changefeed.table import TableRecord
 from server.puller.tidb.parts import WithinPart, regions_within
 from server.puller.tidb.table import can_split, part, part_of, tidb_table
