@@ -19,8 +19,6 @@ from storage.model.errors import InvalidError
 
 T = TypeVar("T")
 _ENV_PREFIX = "TIDEMARK_"
-VERSION: Final = "0.2.0"
-"""What daemons say is running."""
 _PORT_MAX: Final = 65535
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}

@@ -23,7 +23,7 @@ from server.changefeed.event_filter import EventFilter
 from server.changefeed.filter import exact_rules
 from server.changefeed.salt import Salt
 from server.changefeed.table import TableRecord
-from server.config import VERSION
+from server.version import VERSION
 from sink.retention import Retention
 from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.field_type import NULL_DATES

@@ -17,7 +17,7 @@ from tidemarkpb.v1 import gc_pb2
 from gcsafepoint.worker.config import BOUNDS, Bounds, DurationError, parse_duration_ns
 from gcsafepoint.worker.election import Election
 from gcsafepoint.worker.worker import GCWorker
-from server.config import HTTP_ADDRS, VERSION, ConfigError, setting
+from server.config import HTTP_ADDRS, ConfigError, setting
 from server.daemon import Endpoints
 from server.gc_worker.cluster import TikvCluster
 from server.gc_worker.listener import LogAndCount
@@ -31,6 +31,7 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdUnavailableError
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
+from server.version import VERSION
 from storage.model.ts import physical_ms
 from storage.tasks import beside
 

@@ -31,8 +31,8 @@ from typing import Any
 
 import structlog
 
-from server.config import VERSION
 from server.rpc.pd import PdClient
+from server.version import VERSION
 from storage.meta.meta import Meta
 from storage.model.errors import (
     ConflictError,

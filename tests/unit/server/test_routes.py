@@ -3,7 +3,9 @@
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,19 @@ def fails(request: Request) -> Answer:
         "late": TimeoutError(),
         "first": ConflictError("too late"),
     }.get(request.tail, ZeroDivisionError())
+
+
+class Slow:
+    """A handler that answers when it may; `begun` counts its calls."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.may_end = threading.Event()
+
+    def __call__(self, request: Request) -> Answer:
+        self.begun.release()
+        assert self.may_end.wait(60)
+        return echo(request)
 
 
 HANDLERS = {
@@ -117,38 +132,42 @@ def test_a_large_body_and_one_without_length_are_refused(bound: str) -> None:
     connection.close()
 
 
-def test_more_connections_than_the_port_holds_are_turned_away(bound: str) -> None:
-    host, _, port = bound.rpartition(":")
+def test_more_connections_than_the_port_holds_are_turned_away(bound: str, routes: Routes) -> None:
     half = MAX_CONNECTIONS_PER_ADDRESS
-    held = connections(bound, "127.0.0.2", half) + connections(
-        bound, "127.0.0.3", MAX_CONNECTIONS - half
-    )
-    try:
-        with socket.create_connection((host, int(port)), timeout=60) as one_more:
-            assert one_more.recv(100).startswith(b"HTTP/1.0 503")
-    finally:
-        for connection in held:
-            connection.close()
+    sources = ["127.0.0.2"] * half + ["127.0.0.3"] * (MAX_CONNECTIONS - half)
+    with busy(bound, routes, sources), connected(bound, "127.0.0.1") as one_more:
+        assert one_more.recv(100).startswith(b"HTTP/1.0 503")
 
 
-def test_one_address_has_half_of_the_ports_connections(bound: str) -> None:
-    held = connections(bound, "127.0.0.2", MAX_CONNECTIONS_PER_ADDRESS)
-    try:
-        (one_more,) = connections(bound, "127.0.0.2", 1)
-        with one_more:
+def test_one_address_has_half_of_the_ports_connections(bound: str, routes: Routes) -> None:
+    with busy(bound, routes, ["127.0.0.2"] * MAX_CONNECTIONS_PER_ADDRESS):
+        with connected(bound, "127.0.0.2") as one_more:
             assert one_more.recv(100).startswith(b"HTTP/1.0 503")
         assert plain(bound, "GET", "/healthz")[0] == 200
-    finally:
-        for connection in held:
-            connection.close()
 
 
-def connections(bound: str, source: str, count: int) -> list[socket.socket]:
+@contextmanager
+def busy(bound: str, routes: Routes, sources: Sequence[str]) -> Iterator[None]:
+    """A request that is being answered from each of the sources; others would make room."""
+    slow = Slow()
+    connections = [connected(bound, source) for source in sources]
+    with routes.serving({("GET", "/slow"): slow}):
+        try:
+            for connection in connections:
+                connection.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
+            for _ in connections:
+                assert slow.begun.acquire(timeout=60)
+            yield
+        finally:
+            slow.may_end.set()
+            for connection in connections:
+                connection.recv(100)  # whoever comes next finds the port free
+                connection.close()
+
+
+def connected(bound: str, source: str) -> socket.socket:
     host, _, port = bound.rpartition(":")
-    return [
-        socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
-        for _ in range(count)
-    ]
+    return socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
 
 
 def test_endless_headers_are_cut_off(bound: str) -> None:
