@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import tomllib
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.api_v2 import documents
-from server.capture.api_v2.api import Api, _Operations
+from server.capture.api_v2.api import _ASKING, Api, _Operations
 from server.capture.api_v2.documents import ReplicaConfig
 from server.capture.api_v2.operations import OPERATIONS, PREFIX, SCHEMAS, openapi
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
@@ -255,6 +256,22 @@ async def test_who_may_only_look_does_not_steer_the_log(log, tmp_path):
                 "POST", PREFIX + path, {}, json.dumps(body).encode(), authorization=header
             )
             assert (await api.answer(request)).status == status
+
+
+@pytest.mark.parametrize("token", ["read", "operate"])
+async def test_a_role_is_looked_at_before_a_body_is(tmp_path, token):
+    clients, digest = tmp_path / "clients.toml", hashlib.sha256(token.encode()).hexdigest()
+    clients.write_text(f'[[client]]\nname = "one"\nrole = "{token}"\ntoken-sha256 = "{digest}"\n')
+    clients.chmod(0o600)
+    api = Api("one", *[Services()] * 3, open_access(str(clients)))
+    changing = [each for each in OPERATIONS if each.method != "GET" and each.name not in _ASKING]
+    assert len(changing) > 10
+    statuses = set()
+    for operation in changing:
+        path = re.sub(r"{\w+}", "7", PREFIX + operation.path)
+        request = Request(operation.method, path, {}, b"{", authorization=f"Bearer {token}")
+        statuses.add((await api.answer(request)).status)
+    assert statuses == {403} if token == "read" else 400 in statuses
 
 
 async def test_a_changefeed_is_shown_with_ticdcs_names():
