@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -22,6 +22,8 @@ from pyspark_tidemark.errors import UNKNOWN, SourceError, from_text
 from pyspark_tidemark.options import Credentials
 
 T = TypeVar("T")
+Pause: TypeAlias = Callable[[float], object]
+"""Waits for seconds; true: nobody needs the answer any more."""
 
 RETRY_S = 60.0
 """How long an unavailable capture is waited for before the query fails."""
@@ -89,7 +91,10 @@ def call_options(credentials: Credentials, timeout_s: float) -> Any:
 
 
 def last_good_first(
-    uris: tuple[str, ...], ask: Callable[[str], T], retry_s: float | None = None
+    uris: tuple[str, ...],
+    ask: Callable[[str], T],
+    retry_s: float | None = None,
+    pause: Pause = time.sleep,
 ) -> T:
     """As `first_answer`, beginning with the endpoint that answered last."""
     # So an endpoint that is gone is waited for once, not at each call.
@@ -99,12 +104,18 @@ def last_good_first(
         _answered[uris] = uri
         return answer
 
-    return first_answer(sorted(uris, key=lambda uri: uri != _answered.get(uris)), asked, retry_s)
+    in_order = sorted(uris, key=lambda uri: uri != _answered.get(uris))
+    return first_answer(in_order, asked, retry_s, pause)
 
 
-def first_answer(uris: Sequence[str], ask: Callable[[str], T], retry_s: float | None = None) -> T:
-    """What the first capture that can answer says;
-    unavailable ones are asked again for `retry_s` (None: `RETRY_S`).
+def first_answer(
+    uris: Sequence[str],
+    ask: Callable[[str], T],
+    retry_s: float | None = None,
+    pause: Pause = time.sleep,
+) -> T:
+    """What the first capture that can answer says; unavailable ones are asked again for `retry_s`
+    (None: `RETRY_S`), or until `pause` returns true.
 
     Raises:
         SourceError: what a capture refused with, or the last one's unavailability (retryable);
@@ -124,9 +135,8 @@ def first_answer(uris: Sequence[str], ask: Callable[[str], T], retry_s: float | 
                 raise _no_flight(uri, err) from None
             except (fl.FlightError, pa.ArrowException) as err:
                 raise from_text(f"{uri}: {err}", retryable=False) from None
-        if time.monotonic() + pause_s > deadline:
+        if time.monotonic() + pause_s > deadline or pause(pause_s):
             raise last
-        time.sleep(pause_s)
         pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
 
 

@@ -9,6 +9,7 @@ import base64
 import dataclasses
 import functools
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import pyarrow.flight as fl
 from pyspark_tidemark.column_metadata import column_ids, defaults_of, without_metadata
 from pyspark_tidemark.connection import (
     RETRYABLE,
+    Pause,
     call_options,
     client,
     first_answer,
@@ -151,6 +153,12 @@ class Changefeed:
         """The span of which the reads that are planned now are a part; empty: nothing is traced."""
         self.resolved_ts = 0
         """How far the captures were when they described the changefeed last."""
+        self.pause: Pause = time.sleep
+        """Waits between two tries of a call; a lake job that is told to stop waits no longer."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Executors do not hear that the job is to stop."""
+        return self.__dict__ | {"pause": time.sleep}
 
     @property
     def epoch(self) -> int:
@@ -307,7 +315,8 @@ class Changefeed:
         # The same ticket gives the same rows in the same order, so another capture goes on behind
         # those that came already; batches may be cut elsewhere.
         while True:
-            stream, batch = first_answer(uris, functools.partial(self._opened, part.ticket, skip))
+            opened = functools.partial(self._opened, part.ticket, skip)
+            stream, batch = first_answer(uris, opened, pause=self.pause)
             try:
                 while batch is not None:
                     skip += batch.num_rows
@@ -361,7 +370,7 @@ class Changefeed:
             answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
             return answer
 
-        return last_good_first(self._options.endpoints, asked, retry_s)
+        return last_good_first(self._options.endpoints, asked, retry_s, self.pause)
 
 
 def slices_within(traceparent: str, slices: Sequence[SliceEndpoint]) -> list[SliceEndpoint]:

@@ -157,6 +157,7 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
         )
         maintenance = Maintenance(target, manifest, arguments.keep_hours)
         job = Job(_of_query(arguments, manifest.last), applier, maintenance, reporter, out)
+        changefeed.pause = job.pause
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, job.stop)
         if _asked_to_end.is_set():
@@ -233,7 +234,7 @@ def _awaits(described: ChangefeedMeta, ts: int) -> bool:
 
 
 class _StoppedError(Exception):
-    """Raised in a batch that begins after the job was told to stop."""
+    """Raised in a batch that begins, or cannot end, after the job was told to stop."""
 
 
 class Job:
@@ -268,6 +269,12 @@ class Job:
         """End after the cut that is being applied; also a signal handler."""
         self._stop.set()
         self._wake.set()
+
+    def pause(self, seconds: float) -> bool:
+        """Wait before the captures are asked again; true: the job was told to stop, so that nobody
+        waits for them. Those of a paused changefeed answer nothing any more.
+        """
+        return self._stop.wait(seconds)
 
     def run(self, spark: SparkSession, start_ts: int) -> None:
         """Apply cuts until stopped or until `--until-ts`.
@@ -337,7 +344,10 @@ class Job:
                         self._apply_one(Cut(batch, start_ts, end_ts))
                 self._go_on(batch, round_ends_s)
             except Exception as err:
-                self._failure = named(err)
+                failure = named(err)
+                if self._stop.is_set() and failure.retryable:
+                    raise _StoppedError from err
+                self._failure = failure
                 self._wake.set()
                 raise
 
@@ -353,7 +363,12 @@ class Job:
             if asked_s >= round_ends_s or self._reporter.failure is not None:
                 return
             start_ts = self._applier.applied_ts
-            end_ts = self._applier.next_end(self._arguments.max_rows, wait_ms)
+            try:
+                end_ts = self._applier.next_end(self._arguments.max_rows, wait_ms)
+            except SourceError as err:
+                if self._stop.is_set() and err.retryable:
+                    return
+                raise
             if self._arguments.until_ts is not None:
                 end_ts = min(end_ts, self._arguments.until_ts)
             if end_ts > start_ts:

@@ -1,11 +1,16 @@
 """Retry and error rules of the Flight client; the calls themselves are tested on real sockets."""
 
+import pickle
+import threading
+import time
+
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 from pyspark_tidemark import connection
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.options import Credentials
+from pyspark_tidemark.flight import Changefeed
+from pyspark_tidemark.options import Credentials, parse
 
 
 def test_an_unavailable_capture_is_replaced_by_the_next():
@@ -47,6 +52,28 @@ def test_when_all_stay_unavailable_the_last_error_is_told(monkeypatch):
     with pytest.raises(SourceError, match="ErrNotResolved") as caught:
         connection.first_answer(["a"], ask)
     assert caught.value.retryable
+
+
+def test_captures_are_asked_again_until_nobody_needs_the_answer():
+    asked, pauses = [], []
+
+    def ask(uri):
+        asked.append(uri)
+        raise fl.FlightUnavailableError("[TM:ErrChangefeedNotRunning] it is stopped")
+
+    def pause(seconds):
+        pauses.append(seconds)
+        return len(pauses) == 3
+
+    with pytest.raises(SourceError, match="ErrChangefeedNotRunning"):
+        connection.first_answer(["a"], ask, pause=pause)
+    assert (asked, len(pauses)) == (["a"] * 3, 3)
+
+
+def test_a_changefeed_is_pickled_for_executors_whoever_pauses_its_calls():
+    feed = Changefeed(parse({"endpoint": "grpc://a:1", "changefeed": "shop", "cuts": "true"}))
+    feed.pause = threading.Event().wait
+    assert pickle.loads(pickle.dumps(feed)).pause is time.sleep
 
 
 @pytest.mark.parametrize(

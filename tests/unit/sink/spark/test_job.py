@@ -200,6 +200,50 @@ def test_captures_that_cannot_be_asked_for_the_next_cut_end_the_job(monkeypatch)
     assert query.stopped
 
 
+class PausedLake(Lake):
+    """Its changefeed is paused, and the job told to stop, while the captures are asked."""
+
+    job: Job
+
+    def next_end(self, max_rows, wait_ms):
+        raise self._unanswered()
+
+    def _unanswered(self):
+        self.job.stop()
+        assert self.job.pause(60)
+        return SourceError("ErrChangefeedNotRunning", "it is stopped", retryable=True)
+
+
+class LakePausedAmidACut(PausedLake):
+    def acknowledge(self):
+        raise self._unanswered()
+
+
+def test_a_job_of_a_paused_changefeed_ends_its_batch_without_waiting_for_the_captures(monkeypatch):
+    lake = PausedLake()
+    lake.job = job = job_of(lake)
+    query = Query(1 << 30)
+    monkeypatch.setattr(job, "_started", lambda *_: job._apply(None, 0, (10, 20)) or query)
+    job.run(SPARK, 0)
+    assert lake.acknowledged == [20]
+    assert query.stopped
+
+
+def test_a_job_that_is_told_to_stop_while_captures_are_away_ends_well_amid_its_cut(monkeypatch):
+    lake = LakePausedAmidACut()
+    lake.job = job = job_of(lake)
+    query = Query(1 << 30)
+
+    def started(spark, start_ts):
+        with pytest.raises(_StoppedError):
+            job._apply(None, 0, (10, 20))
+        return query
+
+    monkeypatch.setattr(job, "_started", started)
+    job.run(SPARK, 0)
+    assert query.stopped
+
+
 def test_no_batch_begins_after_the_job_was_told_to_stop():
     job, lake = job_of(Lake()), Lake()
     job.stop()
