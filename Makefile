@@ -224,6 +224,10 @@ walk: setup ## Paste the commands of README and docs into a fresh clone, as a st
 test-aged: setup jars ## Only the lakes of 300 cuts, restarted at each stage (four times as many by TIDEMARK_TEST_AGED_TIMES=4)
 	$(BIN)/pytest -q tests/integration/lake/test_aged.py
 
+.PHONY: test-nightly
+test-nightly: setup jars-s3 readers kafka ## The tests that are too long for each commit (half an hour)
+	TIDEMARK_TEST_NIGHTLY=1 $(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile -m nightly tests
+
 .PHONY: test-docker
 test-docker: setup ## The whole way as containers (needs a Docker daemon, or root and dockerd)
 	$(BIN)/pytest -q tests/e2e -m docker

@@ -19,6 +19,7 @@ from tests.mariadb import MariaDb, running_mariadb
 
 _BY_CHANCE = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 _EXPLORES = "TIDEMARK_TEST_EXPLORE" in os.environ
+_NIGHTLY = "TIDEMARK_TEST_NIGHTLY"
 settings.register_profile(
     "tidemark", deadline=None, derandomize=not _EXPLORES, suppress_health_check=_BY_CHANCE
 )
@@ -37,9 +38,11 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """No test has less time than this: it may be the first to need a server that others share,
-    on a busy machine.
+    on a busy machine. Nightly ones are skipped by day.
     """
     for item in items:
+        if item.get_closest_marker("nightly") and _NIGHTLY not in os.environ:
+            item.add_marker(pytest.mark.skip(f"nightly: make test-nightly, or {_NIGHTLY}=1"))
         bound = item.get_closest_marker("timeout")
         if bound is None or bound.args[0] < PATIENCE_S:
             item.add_marker(pytest.mark.timeout(PATIENCE_S), append=False)

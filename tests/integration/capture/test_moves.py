@@ -177,6 +177,7 @@ class Heated:
             assert seen == [n for n in range(1, self.written + 1) for _ in range(per_write)]
 
 
+@pytest.mark.nightly  # it waits for more than a minute; tests/unit has the same with a clock of its own
 @pytest.mark.timeout(900)
 def test_tables_move_away_from_a_busy_one_once_and_stay_there(tmp_path):
     with running_cluster(tmp_path) as cluster, transaction_client(cluster) as store:

@@ -195,6 +195,7 @@ def test_an_old_iceberg_lake(spark, tmp_path):
             assert plain(rows) == plain(state[name].values()), name
 
 
+@pytest.mark.nightly
 def test_an_old_changelog(spark, tmp_path):
     """Parquet keeps every change, once, and each reader sees those of the table that has the name
     at the cut.

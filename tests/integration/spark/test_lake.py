@@ -13,6 +13,7 @@ from pyspark_tidemark.lake.reading import as_of_cut
 from tests.integration.spark.test_source import plain, unzoned
 
 pytestmark = pytest.mark.timeout(900)
+NIGHTLY = pytest.mark.nightly
 EX_TEMPFAIL = 75
 
 
@@ -111,7 +112,10 @@ def test_delta_tables_equal_the_replay_after_kills_at_every_step(
     assert {(row.id,): row.asDict() for row in then} == upstream.accounts.state(middle.end_ts)
 
 
-@pytest.mark.parametrize("lake_format", ["delta", "iceberg", "parquet"])
+@pytest.mark.parametrize(
+    "lake_format",
+    [pytest.param("delta", marks=NIGHTLY), "iceberg", pytest.param("parquet", marks=NIGHTLY)],
+)
 def test_a_lake_that_tasks_write_equals_the_replay_after_kills(
     spark, captures, upstream, tmp_path, lake_format
 ):
