@@ -287,13 +287,13 @@ def test_a_job_that_was_overtaken_while_it_wrote_commits_nothing(
     slices = tuple(changefeed.plan(CUTS[0], CUTS[1], ["bank.accounts"]))
     options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
     cut = changes.Changes(meta, CUTS[0], CUTS[1], slices, changefeed, options)
-    write, load, loads = late._written, late._catalog.load, []
+    write, load, loads = late._writer.written, late._catalog.load, []
 
     def overtaken(*arguments):
         keep(spark, changefeed, captures, tmp_path, CUTS[1:2])
         return write(*arguments)
 
-    late._written = overtaken
+    late._writer.written = overtaken
     late._catalog.load = lambda name: (loads.append(name), load(name))[1]
     with pytest.raises(SourceError, match="ErrTargetBusy"):
         late.apply(cut)
