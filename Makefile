@@ -222,7 +222,7 @@ walk: setup ## Paste the commands of README and docs into a fresh clone, as a st
 
 .PHONY: test-aged
 test-aged: setup jars ## Only the lakes of 300 cuts, restarted at each stage (four times as many by TIDEMARK_TEST_AGED_TIMES=4)
-	$(BIN)/pytest -q tests/integration/lake/test_aged.py
+	TIDEMARK_TEST_NIGHTLY=1 $(BIN)/pytest -q tests/integration/lake/test_aged.py
 
 .PHONY: test-nightly
 test-nightly: setup jars-s3 readers kafka ## The tests that are too long for each commit (half an hour)

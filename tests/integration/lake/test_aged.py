@@ -179,6 +179,7 @@ def test_an_old_delta_lake(spark, tmp_path, monkeypatch):
     assert rolled_up(tmp_path)
 
 
+@pytest.mark.nightly
 def test_an_old_iceberg_lake(spark, tmp_path):
     place, feed = (
         IcebergPlace(spark, "iceberg", tmp_path),

@@ -162,7 +162,7 @@ def evolved(*, renamed):
     return feed
 
 
-@pytest.mark.parametrize("on_drop", [KEEP, DROP])
+@pytest.mark.parametrize("on_drop", [KEEP, pytest.param(DROP, marks=pytest.mark.nightly)])
 def test_a_death_after_any_durable_step_changes_nothing(place, on_drop):
     if on_drop == DROP and isinstance(place, Directory) and place._kind == "delta":
         pytest.skip(
