@@ -60,8 +60,8 @@ _HTTP_STATUS: Final = {
 }
 _FOR_ALL: Final = ("health", "openapi")
 """What probes and generators of clients ask for."""
-_ASKING: Final = ("verify_table", "get_all_tables")
-"""Operations that change nothing, although they have a body."""
+_ASKING: Final = ("tso", "verify_table", "get_all_tables")
+"""Operations that change nothing, although they are no GET."""
 
 
 class Api:
