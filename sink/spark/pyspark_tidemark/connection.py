@@ -24,6 +24,8 @@ from pyspark_tidemark.options import Credentials
 T = TypeVar("T")
 Pause: TypeAlias = Callable[[float], object]
 """Waits for seconds; true: nobody needs the answer any more."""
+sleep: Pause = time.sleep
+"""Waits as long as it is told to."""
 
 RETRY_S = 60.0
 """How long an unavailable capture is waited for before the query fails."""
@@ -94,7 +96,7 @@ def last_good_first(
     uris: tuple[str, ...],
     ask: Callable[[str], T],
     retry_s: float | None = None,
-    pause: Pause = time.sleep,
+    pause: Pause = sleep,
 ) -> T:
     """As `first_answer`, beginning with the endpoint that answered last."""
     # So an endpoint that is gone is waited for once, not at each call.
@@ -112,7 +114,7 @@ def first_answer(
     uris: Sequence[str],
     ask: Callable[[str], T],
     retry_s: float | None = None,
-    pause: Pause = time.sleep,
+    pause: Pause = sleep,
 ) -> T:
     """What the first capture that can answer says; unavailable ones are asked again for `retry_s`
     (None: `RETRY_S`), or until `pause` returns true.

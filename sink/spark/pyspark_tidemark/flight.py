@@ -9,7 +9,6 @@ import base64
 import dataclasses
 import functools
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from pyspark_tidemark.connection import (
     client,
     first_answer,
     last_good_first,
+    sleep,
 )
 from pyspark_tidemark.errors import MOVED_BACK, SourceError, from_text
 from pyspark_tidemark.options import Options
@@ -153,12 +153,12 @@ class Changefeed:
         """The span of which the reads that are planned now are a part; empty: nothing is traced."""
         self.resolved_ts = 0
         """How far the captures were when they described the changefeed last."""
-        self.pause: Pause = time.sleep
+        self.pause: Pause = sleep
         """Waits between two tries of a call; a lake job that is told to stop waits no longer."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Executors do not hear that the job is to stop."""
-        return self.__dict__ | {"pause": time.sleep}
+        return self.__dict__ | {"pause": sleep}
 
     @property
     def epoch(self) -> int:
