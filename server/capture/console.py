@@ -23,7 +23,6 @@ from server.changefeed.diagnosis import (
     stages,
     worst_first,
 )
-from server.changefeed.info import CREATOR_VERSION
 from server.changefeed.view import detail, error_of, summary
 from server.console.pages import console_pages
 from server.routes import Answer, Request, error_answer, json_answer
@@ -32,6 +31,7 @@ from server.rpc.access_list import Access, Client, OpenAccess, Right
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
+from server.version import VERSION
 from storage.defect import request_error
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_ms
@@ -117,7 +117,7 @@ class Console:
                 opened_detail = _opened(document, lags, now_ms)
         findings += diagnose_gc(gc) if gc else ()
         return {
-            "version": CREATOR_VERSION,
+            "version": VERSION,
             "uptime_seconds": round(time.monotonic() - self._began_s),
             "rows_per_second": self._rate.next(REGISTRY.get_sample_value(_ROWS_IN) or 0.0),
             "findings": [each.document() for each in worst_first(findings)[:_FINDINGS_SHOWN]],

@@ -22,7 +22,8 @@ from server.capture.fence import Fence, free_from_dead
 from server.capture.maintainers import Maintainers
 from server.capture.owner import captures_of, is_log
 from server.changefeed import keys
-from server.changefeed.info import CREATOR_VERSION, read_info
+from server.changefeed.info import read_info
+from server.version import VERSION
 from storage.meta.errors import LeaseNotFoundError
 from storage.meta.meta import Delete, Meta
 from storage.model.errors import CorruptError, UnavailableError
@@ -47,7 +48,7 @@ class CaptureRecord:
     id: str
     address: str
     flight_address: str
-    version: str = f"{CREATOR_VERSION}+{_CONTRACT}"
+    version: str = f"{VERSION}+{_CONTRACT}"
     started: str = ""
     """The time at which it started, RFC 3339; empty for captures of earlier versions."""
 

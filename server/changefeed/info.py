@@ -28,7 +28,6 @@ from sink.retention import Retention
 from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.field_type import NULL_DATES
 
-CREATOR_VERSION: Final = VERSION
 LAKES: Final = tuple(FORMATS)
 """Formats of sinks that a lake job keeps."""
 _HISTORY_LOST: Final = ("ErrSnapshotLostByGC", "ErrStartTsBeforeGC", "ErrGCTTLExceeded")
@@ -229,7 +228,7 @@ class ChangefeedInfo:
     """
     gc_generation: int = 0
     """Distinguishes its service safepoint from those of removed changefeeds of the same id."""
-    creator_version: str = CREATOR_VERSION
+    creator_version: str = VERSION
 
     @property
     def gc_service(self) -> str:
@@ -323,7 +322,7 @@ class ChangefeedInfo:
     def without_tables(self) -> "ChangefeedInfo":
         """A record of version 0.1.0 in today's form; its tables are the first schema change."""
         rules = exact_rules((table.schema_name, table.table_name) for table in self.tables)
-        return replace(self, tables=(), rules=rules, creator_version=CREATOR_VERSION)
+        return replace(self, tables=(), rules=rules, creator_version=VERSION)
 
     def to_json(self) -> bytes:
         """The value of its record."""

@@ -25,7 +25,7 @@ from server.capture.errors import (
     NotOwnerError,
     ParameterError,
 )
-from server.changefeed.info import CREATOR_VERSION, State
+from server.changefeed.info import State
 from server.changefeed.view import state_of
 from server.config import ConfigError
 from server.log import log_config, set_level, set_redaction
@@ -43,6 +43,7 @@ from server.rpc.access_guard import LOCAL, HttpContext, client_of
 from server.rpc.access_list import Access, OpenAccess, Right
 from server.rpc.audit_log import audited, is_audited
 from server.rpc.errors import status_of
+from server.version import VERSION
 from storage.defect import request_error
 from storage.model.errors import TidemarkError
 from storage.model.ts import logical, physical_ms
@@ -159,7 +160,7 @@ class _Operations:
         """Describe this capture."""
         own = [capture for capture in await self._members() if capture.id == self._id]
         return {
-            "version": CREATOR_VERSION,
+            "version": VERSION,
             "git_hash": "",
             "id": self._id,
             "cluster_id": "default",
@@ -375,7 +376,7 @@ class _Operations:
 
     async def openapi(self, _request: Request) -> dict[str, Any]:
         """The OpenAPI document."""
-        return openapi(CREATOR_VERSION)
+        return openapi(VERSION)
 
     async def _one(self, changefeed: str) -> pb.Changefeed:
         queried = await self._call("QueryChangefeed", pb.QueryChangefeedRequest(id=changefeed))

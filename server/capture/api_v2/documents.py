@@ -18,9 +18,9 @@ from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.errors import ParameterError
-from server.changefeed.info import CREATOR_VERSION
 from server.changefeed.source import FORCE_REPLICATE, takes_keyless, with_option
 from server.changefeed.view import detail, error_of, state_of, synced
+from server.version import VERSION
 from storage.client_json import read_json
 from storage.model.ts import MAX_TS, physical_ms
 
@@ -90,7 +90,7 @@ def changefeed_document(changefeed: pb.Changefeed) -> dict[str, Any]:
     return shown | {
         "upstream_id": 0,
         "config": config,
-        "creator_version": CREATOR_VERSION,
+        "creator_version": VERSION,
         "checkpoint_ts": changefeed.checkpoint_ts,
         "checkpoint_time": _time(changefeed.checkpoint_ts),
         "error": summary(changefeed)["error"],
