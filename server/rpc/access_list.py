@@ -122,18 +122,13 @@ class Client:
         )
 
     def check(self, right: Right, what: str, changefeed: str | None = None) -> None:
-        """Refuse a call unless the client has the right `what`; `changefeed` is the one it is
-        about, None: none in particular.
+        """Refuse a call, which messages name as `what`, unless the client has the right;
+        `changefeed` is the one it is about, None: none in particular.
 
         Raises:
             ForbiddenError: the client may not.
         """
-        if right not in ROLES[self.role]:
-            roles = " or ".join(role for role, rights in ROLES.items() if right in rights)
-            raise _forbidden(
-                f"client {self.name!r} has the role {self.role}, which may not {what}: that takes "
-                f"{roles}"
-            )
+        self.check_role(right, what)
         if changefeed is None:
             # What is of no changefeed concerns all: a client of some may look at it only.
             if self.changefeeds and right is not Right.SEE:
@@ -144,6 +139,19 @@ class Client:
             raise _forbidden(
                 f"client {self.name!r} is for the changefeeds {', '.join(self.changefeeds)}, not "
                 f"for {changefeed[:256]!r}"
+            )
+
+    def check_role(self, right: Right, what: str) -> None:
+        """Refuse a call unless the client's role has the right, whatever changefeed it is about.
+
+        Raises:
+            ForbiddenError: the client may not.
+        """
+        if right not in ROLES[self.role]:
+            roles = " or ".join(role for role, rights in ROLES.items() if right in rights)
+            raise _forbidden(
+                f"client {self.name!r} has the role {self.role}, which may not {what}: that takes "
+                f"{roles}"
             )
 
 

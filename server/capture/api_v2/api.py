@@ -6,7 +6,7 @@ for what the client can correct, 503 for what passes by itself, else 500.
 
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
@@ -18,7 +18,7 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.api_v2 import documents
 from server.capture.api_v2.cluster import Cluster
-from server.capture.api_v2.operations import OPERATIONS, PREFIX, openapi
+from server.capture.api_v2.operations import OPERATIONS, PREFIX, Operation, openapi
 from server.capture.errors import (
     CaptureUnknownError,
     ChangefeedNotExistsError,
@@ -41,7 +41,7 @@ from server.routes import (
 )
 from server.rpc.access_guard import LOCAL, HttpContext, client_of
 from server.rpc.access_list import Access, OpenAccess, Right
-from server.rpc.audit_log import audited, is_audited
+from server.rpc.audit_log import audited, is_audited, log_change, set_client
 from server.rpc.errors import status_of
 from server.version import VERSION
 from storage.defect import request_error
@@ -59,10 +59,6 @@ _HTTP_STATUS: Final = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
 }
-_FOR_ALL: Final = ("health", "openapi")
-"""What probes and generators of clients ask for."""
-_ASKING: Final = ("tso", "verify_table", "get_all_tables")
-"""Operations that change nothing, although they are no GET."""
 
 
 class Api:
@@ -79,9 +75,7 @@ class Api:
         access: Access | None = None,
     ) -> None:
         self._access = access or OpenAccess()
-        self._operations = partial(
-            _Operations, identity, changefeeds, captures, cluster, access=self._access
-        )
+        self._operations = partial(_Operations, identity, changefeeds, captures, cluster)
         self._routes = [
             ((PREFIX + operation.path).split("/"), operation) for operation in OPERATIONS
         ]
@@ -94,21 +88,46 @@ class Api:
             return error_answer(err)
         context = HttpContext(request.authorization, request.common_names, request.peer)
         try:
-            if operation not in _FOR_ALL:
-                # Before the body is looked at; services check again what each call needs.
-                is_asking = request.method in ("GET", "HEAD") or operation in _ASKING
-                right = Right.SEE if is_asking else Right.OPERATE
-                client_of(self._access, context).check(right, operation)
+            # Before the body is looked at: who may not call learns nothing about it.
+            self._check_right(operation, arguments, context)
             documents.check_namespace(request.query.get("namespace", ("",))[0])
             operations = self._operations(context=context)
-            document = await getattr(operations, operation)(request, *arguments)
+            document = await getattr(operations, operation.name)(request, *arguments)
         except TidemarkError as err:
             return _error_answer(err)
         except Exception as err:  # noqa: BLE001 - the client gets an answer, the log the trace
             return _error_answer(request_error(err, f"{request.method} {request.path[:256]}"))
         return json_answer(document)
 
-    def _find(self, request: Request) -> tuple[str, list[str]]:
+    def _check_right(
+        self, operation: Operation, arguments: Sequence[str], context: HttpContext
+    ) -> None:
+        """See that the client has the right that the operation needs; a refused change has a line
+        in the audit log.
+
+        Raises:
+            UnauthenticatedError, ForbiddenError: it is refused.
+        """
+        right, name = operation.right, ""
+        if right is None:
+            return
+        changefeed = arguments[0] if operation.names_changefeed else None
+        try:
+            client = client_of(self._access, context)
+            name = client.name
+            set_client(name)
+            if operation.body_names_changefeed:
+                # Which changefeed it is about, the service checks.
+                client.check_role(right, operation.name)
+            else:
+                client.check(right, operation.name, changefeed)
+        except TidemarkError as err:
+            if right is not Right.SEE:
+                subject = SimpleNamespace(id=arguments[0] if arguments else "")
+                log_change(operation.name, subject, err.code, context.peer(), name)
+            raise
+
+    def _find(self, request: Request) -> tuple[Operation, list[str]]:
         """The operation that answers, and what stands for `{…}` in its path.
 
         Raises:
@@ -118,7 +137,7 @@ class Api:
         # Split first, unquote then: an id with %2F in it is one part.
         parts = path.rstrip("/").split("/")
         fitting = {
-            operation.method: (operation.name, [unquote(part) for part in given])
+            operation.method: (operation, [unquote(part) for part in given])
             for names, operation in self._routes
             if (given := template_arguments(names, parts)) is not None
         }
@@ -140,14 +159,12 @@ class _Operations:
         captures: Any,
         cluster: Cluster,
         *,
-        access: Access,
         context: HttpContext,
     ) -> None:
         self._id = identity
         self._changefeeds = changefeeds
         self._captures = captures
         self._cluster = cluster
-        self._access = access
         self._context = context
 
     async def health(self, _request: Request) -> dict[str, Any]:
@@ -204,16 +221,11 @@ class _Operations:
         return {"previous_mode": "on" if before else "off", "current_mode": mode}
 
     async def _change(
-        self,
-        method: str,
-        subject: str,
-        change: Callable[[], Awaitable[None]],
-        right: Right = Right.OPERATE,
+        self, method: str, subject: str, change: Callable[[], Awaitable[None]]
     ) -> None:
         """Change what no service of gRPC does, with a line in the audit log."""
 
-        async def changed(_request: object, context: HttpContext) -> None:
-            client_of(self._access, context).check(right, method)
+        async def changed(_request: object, _context: HttpContext) -> None:
             await change()
 
         await audited(changed, method)(SimpleNamespace(id=subject), self._context)
@@ -357,21 +369,20 @@ class _Operations:
 
     async def unsafe_metadata(self, _request: Request) -> list[dict[str, str]]:
         """The records of captures and changefeeds."""
-        client_of(self._access, self._context).check(Right.ADMIN, "unsafe_metadata")
         return await self._cluster.metadata()
 
     async def unsafe_resolve_lock(self, request: Request) -> dict[str, Any]:
         """End transactions of clients that are gone, in one region."""
         region_id, ts = documents.region_locks(request.body)
         change = partial(self._cluster.resolve_locks, region_id, ts)
-        await self._change("ResolveLock", str(region_id), change, Right.ADMIN)
+        await self._change("ResolveLock", str(region_id), change)
         return {}
 
     async def unsafe_delete_service_gc_safepoint(self, request: Request) -> dict[str, Any]:
         """Remove the safepoints of changefeeds that are gone."""
         documents.check_own_cluster(request.body)
         change = self._cluster.remove_safe_points
-        await self._change("DeleteServiceGCSafePoint", "", change, Right.ADMIN)
+        await self._change("DeleteServiceGCSafePoint", "", change)
         return {}
 
     async def openapi(self, _request: Request) -> dict[str, Any]:

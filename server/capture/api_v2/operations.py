@@ -1,8 +1,10 @@
-"""What the API serves: one record an operation, and the OpenAPI document that they make. Pure."""
+"""What the API serves: one record an operation, and the OpenAPI document that they make."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+from server.rpc.access_list import Right
 
 PREFIX: Final = "/api/v2"
 _STATES: Final = ["normal", "warning", "failed", "stopped", "finished", "removed"]
@@ -27,18 +29,33 @@ class Operation:
     """The schema of the body; empty: none is taken."""
     query: tuple[str, ...] = ()
     """The parameters that are taken after `?`, beside `namespace`."""
+    right: Right | None = Right.ADMIN
+    """The right that its client needs; None: it is answered to everybody. Calls of gRPC services
+    check more where the request itself decides, as a `resume` that gives changes up.
+    """
+
+    @property
+    def names_changefeed(self) -> bool:
+        """Whether its path names a changefeed, before it names anything else."""
+        return "/{changefeed_id}" in self.path
+
+    @property
+    def body_names_changefeed(self) -> bool:
+        """Whether it is about the changefeed that its body names, if it names one."""
+        return "changefeed_id" in SCHEMAS[self.body].get("properties", ()) if self.body else False
 
 
 OPERATIONS: Final = (
-    Operation("health", "GET", "/health", "Whether an owner is elected", "Empty"),
-    Operation("status", "GET", "/status", "This capture", "ServerStatus"),
-    Operation("captures", "GET", "/captures", "All living captures", "Captures"),
+    Operation("health", "GET", "/health", "Whether an owner is elected", "Empty", right=None),
+    Operation("status", "GET", "/status", "This capture", "ServerStatus", right=Right.SEE),
+    Operation("captures", "GET", "/captures", "All living captures", "Captures", right=Right.SEE),
     Operation(
         "drain_capture",
         "PUT",
         "/captures/{capture_id}/drain",
         "Let a capture's tables go to the others; ask again until none is left",
         "Drained",
+        right=Right.OPERATE,
     ),
     Operation(
         "drain_capture_by_post",
@@ -46,8 +63,16 @@ OPERATIONS: Final = (
         "/captures/{capture_id}/drain",
         "The same, by the method of TiCDC's v2",
         "Drained",
+        right=Right.OPERATE,
     ),
-    Operation("resign_owner", "POST", "/owner/resign", "Let another capture be elected", "Empty"),
+    Operation(
+        "resign_owner",
+        "POST",
+        "/owner/resign",
+        "Let another capture be elected",
+        "Empty",
+        right=Right.OPERATE,
+    ),
     Operation(
         "set_log_level",
         "POST",
@@ -55,6 +80,7 @@ OPERATIONS: Final = (
         "What this capture logs from now on, until it ends; each capture is asked by itself",
         "Empty",
         body="LogLevel",
+        right=Right.OPERATE,
     ),
     Operation(
         "redact_log",
@@ -63,8 +89,9 @@ OPERATIONS: Final = (
         "Keep users' data out of this capture's log from now on; as in TiCDC it cannot be taken back here",
         "Redaction",
         body="Redact",
+        right=Right.OPERATE,
     ),
-    Operation("tso", "POST", "/tso", "A new timestamp", "Tso", body="Upstream"),
+    Operation("tso", "POST", "/tso", "A new timestamp", "Tso", body="Upstream", right=Right.SEE),
     Operation(
         "list_changefeeds",
         "GET",
@@ -72,6 +99,7 @@ OPERATIONS: Final = (
         "All changefeeds",
         "Changefeeds",
         query=("state",),
+        right=Right.SEE,
     ),
     Operation(
         "create_changefeed",
@@ -98,7 +126,12 @@ OPERATIONS: Final = (
         body="TablesQuestion",
     ),
     Operation(
-        "get_changefeed", "GET", "/changefeeds/{changefeed_id}", "One changefeed", "Changefeed"
+        "get_changefeed",
+        "GET",
+        "/changefeeds/{changefeed_id}",
+        "One changefeed",
+        "Changefeed",
+        right=Right.SEE,
     ),
     Operation(
         "changefeed_meta_info",
@@ -106,6 +139,7 @@ OPERATIONS: Final = (
         "/changefeeds/{changefeed_id}/meta_info",
         "The same, for clients of TiCDC's first v2",
         "Changefeed",
+        right=Right.SEE,
     ),
     Operation(
         "update_changefeed",
@@ -128,6 +162,7 @@ OPERATIONS: Final = (
         "/changefeeds/{changefeed_id}/pause",
         "Pause a changefeed",
         "Empty",
+        right=Right.OPERATE,
     ),
     Operation(
         "resume_changefeed",
@@ -136,6 +171,7 @@ OPERATIONS: Final = (
         "Resume a changefeed",
         "Empty",
         body="Resume",
+        right=Right.OPERATE,
     ),
     Operation(
         "move_table",
@@ -144,6 +180,7 @@ OPERATIONS: Final = (
         "Let another capture pull and serve a table of the cluster; the changefeed goes on",
         "Empty",
         query=("tableID", "targetNodeID", "giveUpHistory"),
+        right=Right.OPERATE,
     ),
     Operation(
         "changefeed_status",
@@ -151,6 +188,7 @@ OPERATIONS: Final = (
         "/changefeeds/{changefeed_id}/status",
         "State and progress of a changefeed",
         "ChangefeedStatus",
+        right=Right.SEE,
     ),
     Operation(
         "list_tables",
@@ -158,6 +196,7 @@ OPERATIONS: Final = (
         "/changefeeds/{changefeed_id}/tables",
         "The tables of a changefeed on each capture; none while it does not run",
         "NodeTables",
+        right=Right.SEE,
     ),
     Operation(
         "get_dispatcher_count",
@@ -165,6 +204,7 @@ OPERATIONS: Final = (
         "/changefeeds/{changefeed_id}/get_dispatcher_count",
         "How many tables, and parts of split ones, captures replicate for a changefeed",
         "DispatcherCount",
+        right=Right.SEE,
     ),
     Operation(
         "synced",
@@ -172,6 +212,7 @@ OPERATIONS: Final = (
         "/changefeeds/{changefeed_id}/synced",
         "Whether the target has all that the source has",
         "Synced",
+        right=Right.SEE,
     ),
     Operation(
         "list_processors",
@@ -179,6 +220,7 @@ OPERATIONS: Final = (
         "/processors",
         "Which capture runs which changefeed",
         "Processors",
+        right=Right.SEE,
     ),
     Operation(
         "get_processor",
@@ -186,6 +228,7 @@ OPERATIONS: Final = (
         "/processors/{changefeed_id}/{capture_id}",
         "The tables of a changefeed on a capture",
         "Processor",
+        right=Right.SEE,
     ),
     Operation(
         "unsafe_metadata",
@@ -210,7 +253,7 @@ OPERATIONS: Final = (
         "Empty",
         body="Upstream",
     ),
-    Operation("openapi", "GET", "/openapi.json", "This document", "Any"),
+    Operation("openapi", "GET", "/openapi.json", "This document", "Any", right=None),
 )
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+import structlog
 from grpc.aio import AioRpcError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,13 +16,14 @@ from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.api_v2 import documents
-from server.capture.api_v2.api import _ASKING, Api, _Operations
+from server.capture.api_v2.api import Api, _Operations
 from server.capture.api_v2.documents import ReplicaConfig
 from server.capture.api_v2.operations import OPERATIONS, PREFIX, SCHEMAS, openapi
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
 from server.log import log_config, set_level, set_redaction
 from server.routes import Request
-from server.rpc.access_list import Client, open_access
+from server.rpc.access_guard import guarded, right_of
+from server.rpc.access_list import ROLES, Client, Right, open_access
 from server.rpc.errors import passed_on
 from storage.model.errors import InvalidError
 from storage.model.ts import compose
@@ -235,16 +237,8 @@ async def test_a_log_is_redacted_and_not_the_other_way(log):
 
 
 async def test_who_may_only_look_does_not_steer_the_log(log, tmp_path):
-    clients = tmp_path / "clients.toml"
-    digests = {role: hashlib.sha256(role.encode()).hexdigest() for role in ("read", "operate")}
-    clients.write_text(
-        "".join(
-            f'[[client]]\nname = "{role}"\nrole = "{role}"\ntoken-sha256 = "{digest}"\n'
-            for role, digest in digests.items()
-        )
-    )
-    clients.chmod(0o600)
-    api = Api("one", *[Services()] * 3, open_access(str(clients)))
+    entries = [(role, f'role = "{role}"') for role in ("read", "operate")]
+    api = Api("one", *[Services()] * 3, clients_file(tmp_path, *entries))
     level = log().log_level
     for token, status in (("", 401), ("read", 403), ("operate", 200)):
         for path, body in (
@@ -258,20 +252,93 @@ async def test_who_may_only_look_does_not_steer_the_log(log, tmp_path):
             assert (await api.answer(request)).status == status
 
 
-@pytest.mark.parametrize("token", ["read", "operate"])
-async def test_a_role_is_looked_at_before_a_body_is(tmp_path, token):
-    clients, digest = tmp_path / "clients.toml", hashlib.sha256(token.encode()).hexdigest()
-    clients.write_text(f'[[client]]\nname = "one"\nrole = "{token}"\ntoken-sha256 = "{digest}"\n')
-    clients.chmod(0o600)
-    api = Api("one", *[Services()] * 3, open_access(str(clients)))
-    changing = [each for each in OPERATIONS if each.method != "GET" and each.name not in _ASKING]
-    assert len(changing) > 10
-    statuses = set()
-    for operation in changing:
-        path = re.sub(r"{\w+}", "7", PREFIX + operation.path)
-        request = Request(operation.method, path, {}, b"{", authorization=f"Bearer {token}")
-        statuses.add((await api.answer(request)).status)
-    assert statuses == {403} if token == "read" else 400 in statuses
+def clients_file(tmp_path, *entries):
+    """Clients whose tokens are their names."""
+    path = tmp_path / "clients.toml"
+    digests = [hashlib.sha256(name.encode()).hexdigest() for name, _ in entries]
+    path.write_text(
+        "".join(
+            f'[[client]]\nname = "{name}"\ntoken-sha256 = "{digest}"\n{text}\n'
+            for (name, text), digest in zip(entries, digests, strict=True)
+        )
+    )
+    path.chmod(0o600)
+    return open_access(str(path))
+
+
+async def status_of(api, operation, token, changefeed="7", body=b"{"):
+    path = re.sub(r"{\w+}", changefeed, PREFIX + operation.path)
+    request = Request(operation.method, path, {}, body, authorization=f"Bearer {token}")
+    return (await api.answer(request)).status
+
+
+@pytest.mark.parametrize("role", ["read", "lake", "operate", "admin"])
+async def test_the_role_that_an_operation_needs_is_looked_at_before_its_body_is(tmp_path, role):
+    access = clients_file(tmp_path, ("one", f'role = "{role}"'))
+    api = Api("one", *[Services()] * 3, access)
+    for operation in OPERATIONS:
+        may = operation.right is None or operation.right in ROLES[role]
+        assert (await status_of(api, operation, "one") != 403) is may, operation.name
+        if operation.right is not None:
+            assert await status_of(api, operation, "nobody") == 401
+
+
+async def test_a_client_of_some_changefeeds_steers_these_and_no_others(tmp_path):
+    access = clients_file(tmp_path, ("team", 'role = "admin"\nchangefeeds = ["shop-*"]'))
+
+    class Changefeeds:
+        def __getattr__(self, method):
+            async def call(_request, _context):
+                return getattr(pb, method + "Response")()
+
+            return call
+
+    service = pb.DESCRIPTOR.services_by_name["ChangefeedService"]
+    changefeeds = guarded(service, Changefeeds(), access)
+    api = Api("one", changefeeds, Services(), Services(), access)
+    creation = b'{"changefeed_id": "%s", "sink_uri": "delta:///d"}'
+    for name in ("pause_changefeed", "resume_changefeed", "remove_changefeed", "create_changefeed"):
+        operation = next(each for each in OPERATIONS if each.name == name)
+        for changefeed, status in (("shop-1", 200), ("crm-1", 403)):
+            body = creation % changefeed.encode() if operation.body == "NewChangefeed" else b""
+            assert await status_of(api, operation, "team", changefeed, body) == status
+    for name in ("resign_owner", "set_log_level", "unsafe_metadata"):
+        operation = next(each for each in OPERATIONS if each.name == name)
+        assert await status_of(api, operation, "team") == 403
+
+
+async def test_an_operation_needs_the_right_of_the_calls_that_it_makes():
+    bodies = {"NewChangefeed": b'{"sink_uri": "delta:///d"}'}
+    services = [
+        *pb.DESCRIPTOR.services_by_name.values(),
+        *capturepb.DESCRIPTOR.services_by_name.values(),
+    ]
+    methods = {method.input_type.name: method for each in services for method in each.methods}
+    highest, checked = list(Right).index, 0
+    for operation in OPERATIONS:
+        recorded = Services()
+        api = Api("one", *[recorded] * 3)
+        path = re.sub(r"{\w+}", "orders", PREFIX + operation.path)
+        query = {"tableID": ["7"], "targetNodeID": ["one"]}
+        body = bodies.get(operation.body, b"")
+        await api.answer(Request(operation.method, path, query, body))
+        calls = [each for each in recorded.requests if hasattr(each, "DESCRIPTOR")]
+        rights = [right_of(methods[each.DESCRIPTOR.name], each) for each in calls]
+        if rights and operation.right is not None:
+            assert max(rights, key=highest) is operation.right, operation.name
+            checked += 1
+    assert checked > 18
+
+
+async def test_a_refused_change_is_in_the_audit_log(tmp_path):
+    access = clients_file(tmp_path, ("eyes", 'role = "read"'))
+    api = Api("one", *[Services()] * 3, access)
+    pause = next(each for each in OPERATIONS if each.name == "pause_changefeed")
+    with structlog.testing.capture_logs() as lines:
+        assert await status_of(api, pause, "eyes", "orders") == 403
+    (line,) = lines
+    shown = line["method"], line["of"], line["client"], line["outcome"]
+    assert shown == ("pause_changefeed", "orders", "eyes", "ErrUnauthorized")
 
 
 async def test_a_changefeed_is_shown_with_ticdcs_names():
