@@ -83,7 +83,7 @@ ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
 COPY --from=packages-spark /opt/tidemark /opt/tidemark
 COPY . /src
 RUN /opt/tidemark/bin/pip install --no-deps --no-build-isolation /src /src/sink/spark \
- && /opt/tidemark/bin/python -m pyspark_tidemark.jars --no-class-archive delta iceberg kafka iceberg-s3 \
+ && /opt/tidemark/bin/python -m pyspark_tidemark.jars --no-class-archive all \
  && rm -rf /root/.ivy2* /root/.m2 \
  && /src/deploy/slim-venv /opt/tidemark
 

@@ -49,7 +49,7 @@ $(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py sink/spark/pys
 jars-s3: $(VENV)/.jars-s3 ## The same, and what Iceberg needs for tables in S3
 
 $(VENV)/.jars-s3: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py sink/spark/pyspark_tidemark/java.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
-	$(BIN)/python -m pyspark_tidemark.jars delta iceberg kafka iceberg-s3
+	$(BIN)/python -m pyspark_tidemark.jars all
 	@touch $(VENV)/.jars $@
 
 .PHONY: kafka

@@ -29,7 +29,7 @@ from pyspark_tidemark.column_metadata import column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Shard, TableMeta
 from pyspark_tidemark.lake.format import IGNORE, MERGING_MODES
-from pyspark_tidemark.lake.registry import FORMATS
+from pyspark_tidemark.lake.registry import FORMATS, merging_formats
 from pyspark_tidemark.lake.shards import merged_table
 from pyspark_tidemark.sink_uri import format_of, settings_of
 
@@ -240,8 +240,8 @@ def check_merging(rules: RouteRules, sink_uri: str) -> None:
     if not rule:
         return
     lake = FORMATS.get(format_of(sink_uri))
-    if lake is None or not lake.is_directory:
-        why = "so far tables are merged in lakes of Delta, Iceberg and Parquet"
+    if lake is None or not lake.merges_shards:
+        why = f"so far tables are merged in lakes of {merging_formats()}"
     elif settings.get("mode", lake.modes[0]) not in MERGING_MODES:
         why = f"tables are merged in the modes {', '.join(MERGING_MODES)}"
     elif settings.get("schema-evolution") == IGNORE:

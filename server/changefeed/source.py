@@ -15,9 +15,9 @@ holds a secret, only the name of the file or variable with it.
 import difflib
 import importlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pyspark_tidemark.errors import SourceError
@@ -46,13 +46,13 @@ class SourceKind:
     source_at: str
     """Its `server.puller.source.SourceFactory`."""
     table_at: str
-    """Reads a `TableRecord` as a `SourceTable`."""
+    """Reads a `TableRecord` as a `SourceTable`; where `FORCE_REPLICATE` is among `flags`, it has an
+    argument `force_replicate`, which takes tables without a key.
+    """
     upstream_at: str
     """Its `server.verify.upstream.OpenUpstream`."""
     check_at: str = ""
-    """The module and function that `cli source check` runs, which return `Check`s; empty: there is
-    no check.
-    """
+    """Its `RunChecks`, for `cli source check`; empty: there is no check."""
     dumps_by_sql: bool = False
     """Whether its dump uses SQL, so that it takes conditions and can compute sums of rows."""
     flags: frozenset[str] = frozenset()
@@ -134,6 +134,24 @@ class Check:
     found: str
     why: str = ""
     fix: str = ""
+
+
+class RunChecks(Protocol):
+    """Looks at an upstream before a changefeed is created."""
+
+    def __call__(
+        self,
+        uri: "SourceUri",
+        rules: tuple[str, ...],
+        read: Callable[[Any], object],
+        *,
+        target: str,
+        write: bool,
+    ) -> Iterator[Check]:
+        """Yield the checks of tables that `rules` take; `read` raises an InvalidError if a
+        `TableRecord` cannot be replicated to a sink of the format `target`. Only with `write` may a
+        check leave rows at the upstream. Blocks; called in a thread.
+        """
 
 
 def scheme_of(text: str) -> str:

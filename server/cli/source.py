@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark_tidemark.sink_uri import format_of
 
-from server.changefeed.source import FAILURE, WARNING, Check
+from server.changefeed.source import FAILURE, WARNING, Check, RunChecks
 from server.cli.output import Output, table
 from server.cli.remote import Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
@@ -82,7 +82,8 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
         raise SourceUriError(
             f"only {checked} sources are checked so; others are checked when a changefeed is created"
         )
-    run_checks, read_table = load(kind.check_at), load(kind.table_at)
+    run_checks: RunChecks = load(kind.check_at)
+    read_table = load(kind.table_at)
     if takes_keyless(uri.text):
         read_table = partial(read_table, force_replicate=True)
     rules = tuple(arguments.filter) or _ANY

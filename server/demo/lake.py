@@ -21,6 +21,7 @@ from pathlib import Path
 
 import grpc.aio
 import pyarrow as pa
+from pyspark_tidemark.lake.registry import FORMATS as LAKE_FORMATS
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
@@ -32,7 +33,7 @@ from server.demo.cluster import json_line, open_process
 from server.rpc.client import connect
 from storage.model.errors import InvalidError
 
-FORMATS = ("delta", "iceberg", "parquet")
+FORMATS = tuple(name for name, record in LAKE_FORMATS.items() if record.is_directory)
 _POLL_SECONDS = 0.5
 _RPC_SECONDS = 30.0
 Row = tuple[object, ...]

@@ -1,5 +1,6 @@
 """Jars of lake formats: `python -m pyspark_tidemark.jars [--dir DIR] [FORMAT …]` puts them into a
-directory, once. `iceberg-s3` is what Iceberg needs besides where its files are in S3.
+directory, once. `iceberg-s3` is what Iceberg needs besides where its files are in S3; `all` stands
+for everything.
 
 Spark's own resolver (Ivy) fetches them. Those that a format's record lists (`lake.format.Jars`) are
 kept, and no others that their metadata asks for, because Spark has newer versions of these. A jar
@@ -30,6 +31,7 @@ JARS = _FORMATS | {
     for store, jars in record.store_jars.items()
 }
 """Those of each format that needs some, and those of formats in object stores."""
+_ALL = "all"
 _NOT_WANTED = "org.apache.hadoop:*,org.apache.logging.log4j:*,org.apache.parquet:*,com.fasterxml.jackson*:*,org.slf4j:*"
 
 
@@ -149,11 +151,11 @@ def main() -> int:
         "formats",
         nargs="*",
         metavar="FORMAT",
-        help=f"{', '.join(JARS)} (default: {', '.join(_FORMATS)})",
+        help=f"{', '.join(JARS)}, or {_ALL} of them (default: {', '.join(_FORMATS)})",
     )
     given = parser.parse_args()
     try:
-        for lake in given.formats or _FORMATS:
+        for lake in JARS if _ALL in given.formats else given.formats or _FORMATS:
             if lake not in JARS:
                 parser.error(f"there are no jars for {lake!r}; there are for {', '.join(JARS)}")
             _install_apart(given.dir, lake)

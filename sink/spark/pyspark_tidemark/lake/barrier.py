@@ -32,6 +32,7 @@ from pyspark_tidemark.lake.format import (
     UPSERT,
 )
 from pyspark_tidemark.lake.manifest import Manifest
+from pyspark_tidemark.lake.registry import merging_formats
 from pyspark_tidemark.lake.schema import (
     ENVELOPE,
     Policy,
@@ -274,7 +275,7 @@ class Barrier:
         if not isinstance(self._target, ShardTarget) or policy.mode not in MERGING_MODES:
             raise SourceError(
                 "ErrModeUnsupported",
-                f"{table.name} is merged of shards, which Delta, Iceberg and Parquet can keep, in "
+                f"{table.name} is merged of shards, which {merging_formats()} can keep, in "
                 f"the modes {', '.join(MERGING_MODES)}: create the changefeed with such a target",
             )
         if policy.evolution == IGNORE:

@@ -100,6 +100,10 @@ class LakeFormat:
     """The same of its tables where only Hadoop reaches."""
     partitions: str = ""
     """By what its tables can be partitioned, `COLUMNS` or `TRANSFORMS`; empty: they cannot be."""
+    merges_shards: bool = False
+    """Whether its tables can be merged of shards, in `MERGING_MODES`: its target is a
+    `target.ShardTarget`.
+    """
     is_sorted: bool = False
     """Whether the files of its tables can be sorted."""
     has_catalogs: bool = False

@@ -24,6 +24,12 @@ def default_modes() -> str:
     return "; ".join([UPSERT, *(f"of {record.name}: {record.modes[0]}" for record in others)])
 
 
+def merging_formats() -> str:
+    """The formats whose tables can be merged of shards, as messages name them."""
+    *others, last = [record.title for record in FORMATS.values() if record.merges_shards]
+    return f"{', '.join(others)} and {last}"
+
+
 def find_format(name: str) -> LakeFormat:
     """The format of that name.
 

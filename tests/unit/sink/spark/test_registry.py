@@ -80,7 +80,7 @@ def test_help_names_the_default_mode_of_each_format():
 
 
 def test_formats_with_jars_have_the_digest_of_each():
-    assert set(JARS) == {"delta", "iceberg", "kafka", "iceberg-s3"}
+    assert {"delta", "iceberg", "kafka", "iceberg-s3"} <= set(JARS)
     assert all(len(digest) == 64 for jars in JARS.values() for digest in jars.digests.values())
 
 

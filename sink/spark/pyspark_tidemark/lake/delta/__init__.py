@@ -45,6 +45,7 @@ DELTA: Final = LakeFormat(
     tasks_write=True,
     tasks_write_remotely=True,
     partitions=COLUMNS,
+    merges_shards=True,
     jars=Jars("io.delta:delta-spark_4.2_2.13:4.4.0", _DIGESTS),
     session={
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -45,6 +45,7 @@ ICEBERG: Final = LakeFormat(
     tasks_write=True,
     tasks_write_remotely=True,
     partitions=TRANSFORMS,
+    merges_shards=True,
     is_sorted=True,
     has_catalogs=True,
     needs_rename=True,

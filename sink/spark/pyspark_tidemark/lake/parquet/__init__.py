@@ -12,6 +12,7 @@ PARQUET: Final = LakeFormat(
     modes=(APPEND,),
     entry_point="pyspark_tidemark.lake.parquet.target:ParquetConnector",
     tasks_write=True,
+    merges_shards=True,
     # Spark makes a column of the directories `cut=…`.
     names=own_column("cut"),
 )
