@@ -1,6 +1,6 @@
 """`python -m deploy.grafana` writes the dashboards, deploy/grafana/dashboards/*.json.
 
-tests/unit/deploy/test_grafana.py refuses files that differ from the tables in `panels.py`.
+tests/unit/deploy/test_grafana.py refuses files that differ from the tables in `panels`.
 """
 
 from pathlib import Path
