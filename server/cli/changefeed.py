@@ -1,10 +1,11 @@
-"""`tidemark cli changefeed VERB`: look at, pause, resume, update and remove changefeeds."""
+"""`tidemark cli changefeed VERB`: look at, pause, resume and remove changefeeds, and their readers;
+`create` and `update` have modules of their own.
+"""
 
 import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import grpc.aio
@@ -16,7 +17,6 @@ from server.changefeed.view import (
     SYNCED_CHECK_S,
     SYNCED_CHECKPOINT_S,
     detail,
-    filter_change,
     history,
     reader_rows,
     statistics,
@@ -25,12 +25,11 @@ from server.changefeed.view import (
     synced,
     table_status,
 )
-from server.cli import changefeed_create, dump
-from server.cli.arguments import add_yes, confirm, period, retention, seconds, timestamp
+from server.cli import changefeed_create, changefeed_update, dump
+from server.cli.arguments import add_yes, confirm, period, seconds, timestamp
 from server.cli.output import Output, add_verbose, add_watch, confirmed, table
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
-from sink.retention import Retention
 from storage.model.ts import physical_s
 
 _COLUMNS = (
@@ -126,92 +125,6 @@ def _add_progress(verbs: Any, shared: argparse.ArgumentParser) -> None:
     synced.set_defaults(command=show_synced)
 
 
-def _end(text: str) -> int:
-    return 0 if text in ("none", "0") else timestamp(text)
-
-
-def _add_update(update: argparse.ArgumentParser) -> None:
-    update.add_argument(
-        "--sink-uri", default="", help="the same target, with another login or other options"
-    )
-    update.add_argument(
-        "--on-unclear-ddl",
-        choices=changefeed_create.UNCLEAR,
-        default="",
-        help=changefeed_create.UNCLEAR_HELP,
-    )
-    update.add_argument(
-        "--audit", type=period, metavar="DURATION|off", help=changefeed_create.AUDIT_HELP
-    )
-    update.add_argument(
-        "--retain", type=retention, metavar="TIME|SIZE|off", help=changefeed_create.RETAIN_HELP
-    )
-    update.add_argument(
-        "--reader-ttl", type=period, metavar="DURATION", help=changefeed_create.READER_TTL_HELP
-    )
-    update.add_argument(
-        "--target-ts",
-        type=_end,
-        metavar="TSO|none",
-        help="of a paused or failed changefeed: replicate up to it, in the future, or without end",
-    )
-    update.add_argument(
-        "--filter",
-        action="append",
-        default=[],
-        metavar="RULE",
-        help=(
-            "a rule of the new table filter, as in `create`; give all its rules. Tables that it "
-            "adds are replicated once everything up to now is at the target, and their present "
-            "rows are copied. Tables that it removes stay in the target as they are"
-        ),
-    )
-    update.add_argument(
-        "--columns",
-        action="append",
-        metavar="RULE|none",
-        help=(
-            "a rule about columns, as in `create`; give all of them. In force once everything up to "
-            "now is at the target: there a table of which other columns are taken is emptied and "
-            "copied anew"
-        ),
-    )
-    update.add_argument(
-        "--mask",
-        action="append",
-        metavar="RULE|none",
-        help="a rule about masks, as in `create`; give all of them. In force as --columns",
-    )
-    update.add_argument(
-        "--salt-file",
-        default="",
-        metavar="FILE",
-        help="another salt of masks that hash, on every capture",
-    )
-    update.add_argument(
-        "--config",
-        metavar="FILE",
-        help=(
-            "TOML file with TiCDC's keys: rules and event-filters of [filter], column-selectors, "
-            "column-masks and salt-file of [sink]; what it has none of stays. Event filters are "
-            "about changes from now on"
-        ),
-    )
-    update.add_argument(
-        "--no-dump",
-        action="store_true",
-        help=(
-            "do not copy the present rows of tables that the filter adds; tables with other columns "
-            "or masks go on, and what the target has of them stays as it is"
-        ),
-    )
-    update.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="change nothing; show the tables that would be added, removed, or shown otherwise",
-    )
-
-
 def _add_list(verbs: Any, shared: argparse.ArgumentParser) -> None:
     listed = verbs.add_parser(
         "list", help="list all changefeeds: state, lag, lake job, target, error", parents=[shared]
@@ -248,7 +161,7 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         ("resume", resume_changefeed, "resume a changefeed from its checkpoint"),
         (
             "update",
-            update_changefeed,
+            changefeed_update.update_changefeed,
             "change a changefeed's filter, sink URI, audit, retention or --on-unclear-ddl",
         ),
         ("move-table", move_table, "move one table of a changefeed to another capture"),
@@ -277,7 +190,7 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         dump.add_changefeed_id(verb)
         verb.set_defaults(command=command)
         if name == "update":
-            _add_update(verb)
+            changefeed_update.add_arguments(verb)
         if name == "move-table":
             verb.add_argument(
                 "--table",
@@ -527,65 +440,6 @@ async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         f"changefeed {shown['id']} is {shown['state']}, and goes on from "
         f"{shown['checkpoint_time']}",
     )
-
-
-async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Change the filter, what is taken of tables, the sink URI, options, or the audit."""
-    request = pb.UpdateChangefeedRequest(
-        id=arguments.changefeed_id,
-        salt_file=arguments.salt_file,
-        columns=_texts(arguments.columns),
-        masks=_texts(arguments.mask),
-        sink_uri=arguments.sink_uri,
-        on_unclear_ddl=arguments.on_unclear_ddl,
-        audit_s=arguments.audit,
-        retention=_retention_message(arguments.retain),
-        reader_ttl_s=arguments.reader_ttl,
-        target_ts=arguments.target_ts,
-        no_dump=arguments.no_dump,
-        dry_run=arguments.dry_run,
-    )
-    if arguments.config is not None:
-        config = changefeed_create.read_config(arguments.config)
-        config.change(await _queried(remote, arguments.changefeed_id), request)
-    request.filter.extend(arguments.filter)
-    async with remote.capture() as channel:
-        answer = await ChangefeedServiceStub(channel).UpdateChangefeed(request, timeout=CALL_S)
-    change = filter_change(answer)
-    if arguments.dry_run:
-        return Output({"dry_run": True} | change)
-    shown = change | detail(answer.changefeed)
-    said = f"changefeed {shown['id']} is updated"
-    return confirmed(arguments, shown, said, *_told_change(change), _waits(shown))
-
-
-def _told_change(change: dict[str, Any]) -> Iterator[str]:
-    """The tables that another filter brings, takes away, or cannot bring, in lines."""
-    tables = change.get("filter_change", {})
-    if coming := tables.get("coming"):
-        yield f"tables that come: {', '.join(coming)}"
-    if going := tables.get("going"):
-        yield f"tables that go: {', '.join(going)}"
-    if changing := tables.get("changing"):
-        yield f"tables that are shown otherwise: {', '.join(changing)}"
-    for name, reason in tables.get("ineligible", {}).items():
-        yield f"left out: {name}: {reason}"
-
-
-def _texts(rules: list[str] | None) -> pb.Texts | None:
-    """All rules, of which `none` is none; None: as before."""
-    return None if rules is None else pb.Texts(texts=[] if rules == ["none"] else rules)
-
-
-def _waits(shown: dict[str, Any]) -> str:
-    """The tables that a filter waits for before it is in force; empty: it waits for none."""
-    return str(shown["filter_update"]["waits_for"]) if "filter_update" in shown else ""
-
-
-def _retention_message(retained: Retention | None) -> pb.Retention | None:
-    if retained is None:
-        return None
-    return pb.Retention(retain_s=retained.age_s, retain_bytes=retained.size_bytes)
 
 
 async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
