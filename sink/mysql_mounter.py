@@ -97,7 +97,7 @@ class MysqlMounter:
 
 def _held(column: Column) -> Plain | None:
     """The value that older rows have, as batches show it."""
-    value = column.held
+    value = column.initial_default
     if column.type not in DATES or not isinstance(value, str):
         return value
     if not column.as_text:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def together(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all; returns their results in order.
 
     The first failure cancels the others and is raised without its group.
@@ -31,7 +31,7 @@ async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
 
 
-async def apart(coroutine: Coroutine[Any, Any, T]) -> T:
+async def run_in_task(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run it as a task of its own, for loops that go on after its errors; raises what it raises.
 
     A TaskGroup that is cancelled while a child fails raises the child's error instead of the
@@ -51,7 +51,7 @@ async def apart(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 @asynccontextmanager
-async def beside(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def background_tasks(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run all for the block, and cancel them at its end; the failure of one ends the block,
     and comes in a group.
     """

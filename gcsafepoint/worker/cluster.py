@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 
 from storage.model.errors import ConflictError
 from storage.model.span import KeyRange
-from storage.tasks import together
+from storage.tasks import gather
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,4 +236,4 @@ async def walk(
                     key = await step(KeyRange(key, within.end_key))
                 await ended(within)
 
-    await together(work() for _ in range(workers))
+    await gather(work() for _ in range(workers))

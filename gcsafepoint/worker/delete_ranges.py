@@ -21,7 +21,7 @@ from gcsafepoint.worker.records import DONE, PENDING, SAFE_POINT_TS, Records, re
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
 from storage.model.span import KeyRange
 from storage.model.ts import MAX_TS
-from storage.tasks import together
+from storage.tasks import gather
 
 MAX_KEY_BYTES = 8192
 KEPT_MS = 24 * 3600 * 1000
@@ -272,7 +272,7 @@ async def _all(
         for delete_range in waiting:
             await one(delete_range)
 
-    await together(work() for _ in range(_CONCURRENT_RANGES))
+    await gather(work() for _ in range(_CONCURRENT_RANGES))
 
 
 async def _destroy(
@@ -280,7 +280,7 @@ async def _destroy(
 ) -> TidemarkError | None:
     within = KeyRange(delete_range.start_key, delete_range.end_key)
     try:
-        await together(
+        await gather(
             cluster.destroy_range(address, within) for address in await cluster.store_addresses()
         )
     except LeaseLostError:

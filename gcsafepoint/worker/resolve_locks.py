@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from gcsafepoint.worker.cluster import Cluster, Lock, LockPage, walk
 from gcsafepoint.worker.config import GCConfig
 from storage.model.span import KeyRange
-from storage.tasks import together
+from storage.tasks import gather
 
 Count = Callable[[LockPage], None]
 """Called with each page whose locks are gone; other locks of its transactions in the region went
@@ -69,7 +69,7 @@ class TransactionDecisions:
         }
         unknown = [lock for start_ts, lock in first.items() if start_ts not in decided]
         waiting = iter([*unknown, *(lock for lock in page.locks if lock.pessimistic)])
-        await together(self._work(waiting, decided) for _ in range(_CONCURRENT_CHECKS))
+        await gather(self._work(waiting, decided) for _ in range(_CONCURRENT_CHECKS))
         self._commit_ts |= decided
         for start_ts in list(self._commit_ts)[: max(0, len(self._commit_ts) - _REMEMBERED)]:
             del self._commit_ts[start_ts]

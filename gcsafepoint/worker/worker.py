@@ -27,7 +27,7 @@ from gcsafepoint.worker.round import GCRunningError, Round, Rounds, round_is_due
 from storage.defect import request_error
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.ts import physical_ms
-from storage.tasks import together
+from storage.tasks import gather
 
 Outcome: TypeAlias = Round | TidemarkError
 
@@ -215,7 +215,7 @@ class WriteLimiter:
         """
         revision = settings.revisions[MAX_WRITE_BYTES_KEY]
         addresses = await self._cluster.store_addresses() if revision else ()
-        await together(
+        await gather(
             self._limit(address, settings.config.max_write_bytes_per_s, revision)
             for address in addresses
             if self._limited_at.get(address) != revision

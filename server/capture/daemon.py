@@ -58,7 +58,7 @@ from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
 from sink.flight.tokens import read_token
 from storage.spill_codec import SpillCodec
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 _log = structlog.get_logger(__name__)
 _ASKING_THREADS: Final = 32
@@ -100,7 +100,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                 )
                 sharing = member.peers.run(member.membership.sharing)
                 locks = StuckLocks(context.pd, context.kv, member.pullers)
-                async with beside(run, locks.run(), _shown(member.maintainers), sharing):
+                async with background_tasks(run, locks.run(), _shown(member.maintainers), sharing):
                     await member.membership.settled.wait()
                     yield {"capture": bound, "flight": flight.bound}
 

@@ -47,7 +47,7 @@ from sink.flight.tokens import (
     ReaderUnknownError,
     read_token,
 )
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 _LOOK_EVERY_S: Final = 1.0
 _LOOPBACK: Final = "127.0.0.1:0"
@@ -186,7 +186,7 @@ async def _listening(
     server = open_at(addr)
     listener = FlightListener(server.bound, server)
     try:
-        async with beside(_guard(server.port, addr)):
+        async with background_tasks(_guard(server.port, addr)):
             yield listener
     finally:
         await listener.close()
@@ -211,7 +211,7 @@ async def _listening_with_tls(
     with closing(front):
         listener = FlightListener(bound, open_inner())
         renewing = _renewing(files, lambda: listener.replace(open_inner()))
-        async with beside(front.run(), _guard(port, addr), renewing):
+        async with background_tasks(front.run(), _guard(port, addr), renewing):
             try:
                 yield listener
             finally:

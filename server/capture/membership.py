@@ -27,7 +27,7 @@ from server.version import VERSION
 from storage.meta.errors import LeaseNotFoundError
 from storage.meta.meta import Delete, Meta
 from storage.model.errors import CorruptError, UnavailableError
-from storage.tasks import apart, beside, wait_at_most
+from storage.tasks import background_tasks, run_in_task, wait_at_most
 
 _LEASE_S = 10
 _RETRY_S = 1.0
@@ -101,7 +101,7 @@ class Membership:
         )
         while True:
             try:
-                await apart(self._session(record))
+                await run_in_task(self._session(record))
                 _log.warning("session lost", capture=self.id)
             except* (UnavailableError, LeaseNotFoundError) as group:
                 _log.warning("session ended", capture=self.id, error=str(group.exceptions[0]))
@@ -259,7 +259,7 @@ class Membership:
             fence.hold(await self._meta.campaign(fence.key, self.id.encode(), lease))
             self._resigning.clear()
             _log.info("elected owner", capture=self.id)
-            async with beside(self._owner.run(self.settled.set)):
+            async with background_tasks(self._owner.run(self.settled.set)):
                 await self._leaving()
                 await self._owner.leave()
             # Everything is saved by now, so that the next owner goes on where this one ended.

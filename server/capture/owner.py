@@ -32,7 +32,7 @@ from server.rpc.pd import PdClient
 from storage.meta.meta import Delete, KeyValue, Meta, Op, Put
 from storage.model.errors import CorruptError, UnavailableError
 from storage.model.ts import MAX_TS
-from storage.tasks import beside, wait_at_most
+from storage.tasks import background_tasks, wait_at_most
 
 _LOOK_EVERY_S: Final = 1.0
 _SETTLED_S: Final = 10.0
@@ -294,7 +294,7 @@ class Owner(Changefeeds):
             if self._placement is None:
                 await super()._go_on()
             else:
-                async with beside(self._placement.run()):
+                async with background_tasks(self._placement.run()):
                     await super()._go_on()
         finally:
             metrics.OWNER.set(0)

@@ -19,7 +19,7 @@ from sorter.errors import TableDamagedError
 from storage.backoff import Backoff
 from storage.defect import request_error
 from storage.model.errors import Kind, TidemarkError, leaves
-from storage.tasks import apart
+from storage.tasks import run_in_task
 
 _RETRY_S = (1.0, 30.0)
 # TiCDC's changefeed-error-stuck-duration.
@@ -38,7 +38,7 @@ async def keep_running(feed: Feed, safepoints: ChangefeedSafePoints) -> None:
     backoff = Backoff(*_RETRY_S)
     moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
     while True:
-        error = await apart(_attempt(feed, safepoints))
+        error = await run_in_task(_attempt(feed, safepoints))
         if feed.checkpoint_ts > checkpoint_ts:
             moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
             backoff.reset()

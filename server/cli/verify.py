@@ -19,7 +19,7 @@ from server.verify.errors import VerifyTimeoutError, VerifyUnsupportedError
 from server.verify.progress import Progress
 from server.verify.spans import SLOTS_MAX, Sample, Span
 from storage.model.errors import TidemarkError, ours_alone
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 if TYPE_CHECKING:
     from server.verify.comparison import TableReport
@@ -103,7 +103,7 @@ async def run_verify(remote: Remote, arguments: argparse.Namespace) -> Output:
     progress = Progress()
     try:
         _check_flags(arguments)
-        async with beside(_tell(progress, as_json=arguments.json)):
+        async with background_tasks(_tell(progress, as_json=arguments.json)):
             report = await _in_time(remote, arguments, progress)
     except TidemarkError as err:
         return _failed(str(err), progress)

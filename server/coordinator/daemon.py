@@ -45,7 +45,7 @@ from storage.meta.errors import MetaUnavailableError, UnsupportedError
 from storage.meta.meta import Meta
 from storage.meta.remote import RemoteEtcd
 from storage.meta.store.state import Retention
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not listened on
 _METADATA_TIMEOUT_S = 2.0
@@ -178,7 +178,7 @@ class _Coordinator:
         async with (
             self._current.serving(term),
             self._listening() as bound,
-            beside(_stop_with(leadership)),
+            background_tasks(_stop_with(leadership)),
         ):
             yield bound
 
@@ -195,7 +195,7 @@ class _Coordinator:
             membership = Membership(meta, self._keys, self._members)
             # The election ends inside the listener's block: the term is over and another
             # coordinator leads before this port closes, so clients are told where to go.
-            async with beside(election.run(self._config.leader_lease), membership.run()):
+            async with background_tasks(election.run(self._config.leader_lease), membership.run()):
                 yield bound
 
     @asynccontextmanager

@@ -60,7 +60,7 @@ from server.rpc.errors import status_of
 from server.rpc.front import Route, method_handlers
 from storage.meta.errors import LeaseNotFoundError, MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Get, Lease, Meta, Put
-from storage.tasks import apart, beside
+from storage.tasks import background_tasks, run_in_task
 
 FORWARDED_HOST = "pd-forwarded-host"
 _LEADER = Gauge("tidemark_coordinator_leader", "1 while this coordinator leads")
@@ -267,7 +267,7 @@ class Election:
             await self._delete_last_key()
             await self._members.wait_leaderless()
             try:
-                await apart(self._stand(lease_s))
+                await run_in_task(self._stand(lease_s))
             except* NotLeaderError:
                 _log.warning("this coordinator led, and does no longer")
             except* (MetaUnavailableError, LeaseNotFoundError) as errors:
@@ -290,7 +290,7 @@ class Election:
         # our own.
         self._last_key = fence = Compare.created_at(self._key, result.revision)
         leadership = Leadership((fence,), lambda: lease.deadline, self._members.not_leader)
-        async with beside(_end_with(lease, leadership)):
+        async with background_tasks(_end_with(lease, leadership)):
             async with leadership.while_held():
                 # Read after the election: what an earlier leader wrote last is durable and seen.
                 term = await self._load(leadership)

@@ -33,7 +33,7 @@ from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
 from server.version import VERSION
 from storage.model.ts import physical_ms
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 _LEAST_LEASE_S = 2.0
 _BOOTSTRAP_POLL_S = 1.0
@@ -144,7 +144,7 @@ async def open_gc_worker(
             # Set before the first tick: the leader's record names the address that the command line
             # calls.
             election.address = config.advertise_addr or _advertised(bound)
-            async with beside(_work(worker, pd, config.tick_seconds)):
+            async with background_tasks(_work(worker, pd, config.tick_seconds)):
                 yield {"gc-worker": bound}
 
 

@@ -28,7 +28,7 @@ from server.rpc.client import connect
 from server.spark.config import require_java
 from storage.model.errors import UnavailableError
 from storage.model.ts import physical_ms
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 CHANGEFEED = "shop"
 TABLES = ("shop.customers", "shop.products", "shop.orders")
@@ -135,14 +135,14 @@ async def play(config: PlayConfig) -> None:
     logs = data / "logs"
     progress = Progress("starting MariaDB")
     async with (
-        beside(progress.run()),
+        background_tasks(progress.run()),
         MariaDb.running(data / "mariadb", config.mariadb_port, logs / "mariadb.log") as server,
     ):
         progress.now = "starting Tidemark's daemons (tidemark up)"
         async with (
             _daemons(config, data) as endpoints,
             connect(endpoints["capture"]) as channel,
-            beside(_trade(server)),
+            background_tasks(_trade(server)),
         ):
             try:
                 await _play(
@@ -277,7 +277,7 @@ async def _daemons(config: PlayConfig, data: Path) -> AsyncIterator[dict[str, st
     arguments = ["up", "--follow-parent", "--data-dir", str(data / "daemons"), *ports]
     async with open_process("server.cli.main", arguments, log) as process:
         ready = await json_line(process, log)
-        async with beside(_watch(process, log)):
+        async with background_tasks(_watch(process, log)):
             yield ready["endpoints"]
 
 

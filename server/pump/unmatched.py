@@ -24,7 +24,7 @@ from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.ts import physical_ms
 from storage.pump.binlog import Binlog, outcome, parse
 from storage.pump.storage import PumpStorage
-from storage.tasks import together
+from storage.tasks import gather
 from storage.value_log import Pointer
 
 ASKED_AT_ONCE = 64
@@ -101,7 +101,7 @@ class UnmatchedPrewrites:
         if not unmatched:
             return 0
         now_ts = await self._clock.tso()
-        answers = await together(
+        answers = await gather(
             self._ask_outcome(start_ts, pointer, now_ts) for start_ts, pointer in unmatched
         )
         settled = [binlog for binlog in answers if isinstance(binlog, Binlog)]

@@ -21,7 +21,7 @@ from server.rpc.region_cache import RegionCache, RegionRoute
 from storage.backoff import Backoffer
 from storage.codec import encode_bytes
 from storage.model.errors import InvalidError, UnavailableError
-from storage.tasks import together
+from storage.tasks import gather
 
 if TYPE_CHECKING:
     from kvproto.tikvpb_pb2_grpc import TikvAsyncStub
@@ -219,7 +219,7 @@ class RegionRouter:
                 return await self._fan_out(part, method, make, backoff)
 
         groups = await self._repeat(lambda: self._grouped(keys), backoff)
-        answers = await together(send(route, part) for route, part in groups)
+        answers = await gather(send(route, part) for route, part in groups)
         return [pair for pairs in answers for pair in pairs]
 
     async def _grouped(self, keys: Sequence[bytes]) -> list[tuple[RegionRoute, list[bytes]]]:

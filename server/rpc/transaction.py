@@ -27,7 +27,7 @@ from server.rpc.tikv import BypassedLocks, KvClient, Pairs
 from server.rpc.write_buffer import WriteBuffer
 from storage.backoff import Backoffer, GaveUpError
 from storage.model.errors import ClosedError, ConflictError, TidemarkError
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 T = TypeVar("T")
 _OPTIMISTIC_TTL_MS = 3_000
@@ -166,7 +166,7 @@ class TransactionClient:
             KvClient.open(pd, security) as kv,
         ):
             client = cls(pd, kv, timeout_s=timeout_s, lock_wait_s=lock_wait_s)
-            async with beside(client.heartbeats.run()):
+            async with background_tasks(client.heartbeats.run()):
                 yield client
 
     async def current_timestamp(self) -> int:

@@ -38,7 +38,7 @@ from storage.backoff import Backoff
 from storage.defect import request_error
 from storage.model.errors import UnavailableError, ours_alone
 from storage.model.ts import MAX_TS, physical_ms
-from storage.tasks import beside, wait_at_most
+from storage.tasks import background_tasks, wait_at_most
 
 _LOOK_S: Final = 5.0
 _QUIET_S: Final = 10.0
@@ -110,7 +110,7 @@ class Auditor:
         late = metrics.AUDIT_LATE.labels(self._changefeed)
         late.set_function(self._late_s)
         try:
-            async with beside(self._run()):
+            async with background_tasks(self._run()):
                 yield
         except ExceptionGroup as group:  # only the block fails
             raise ours_alone(group)[0] from None
@@ -176,7 +176,7 @@ class Auditor:
             gently=True,
         )
         try:
-            async with beside(self._give_way(plan)):
+            async with background_tasks(self._give_way(plan)):
                 await verify(cluster, request, turn.progress)
         except Exception as err:
             table, error = (

@@ -25,7 +25,7 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.spark.config import require_java
 from storage.model.errors import UnavailableError
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 _SCRAPE_SECONDS = 2.0
 _PORT_MAX = 0xFFFF
@@ -159,7 +159,7 @@ async def open_tree(config: UpConfig, security: SecurityConfig) -> AsyncIterator
             lakes = _lakes(data, started, common)
             started.append(lakes)
             await lakes.start()
-        async with beside(*(child.run() for child in started)):
+        async with background_tasks(*(child.run() for child in started)):
             with collect_from(started):
                 yield {"cluster_id": await _cluster_id(pd, security), **_endpoints(started)}
     finally:

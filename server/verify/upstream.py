@@ -25,7 +25,7 @@ from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
 from storage.meta.meta import Meta
 from storage.model.event import snapshot_rows
-from storage.tasks import beside
+from storage.tasks import background_tasks
 from storage.tidb.record import record_key, table_span
 from storage.tidb.schema import TableInfo
 
@@ -163,7 +163,7 @@ async def service_safepoint(pd: PdClient, service: str, ts: int) -> AsyncIterato
             await _update_safepoint(pd, service, ts)
 
     try:
-        async with beside(renew()):
+        async with background_tasks(renew()):
             yield
     finally:
         # A TTL of 0 removes the service.

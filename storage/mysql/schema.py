@@ -141,7 +141,7 @@ class Column:
     """The number of its collation; 63 is `binary`."""
     elems: tuple[str, ...] = ()
     """The names of an ENUM's or SET's members."""
-    held: str | int | float | None = field(default=None, compare=False)
+    initial_default: str | int | float | None = field(default=None, compare=False)
     """The value as JSON of rows that are older than the column (`sink.mounter`); None: null, or not
     known.
     """
@@ -304,7 +304,7 @@ def _column(doc: Mapping[str, Any], place: int) -> Column:
         nullable=bool(doc.get("nullable", True)),
         collation=int(doc.get("collation", 63)),
         elems=tuple(doc.get("elems", ())),
-        held=doc.get("held"),
+        initial_default=doc.get("held"),
         id=int(doc.get("id", place)),
         generated=str(doc.get("generated", "")),
         auto_increment=bool(doc.get("auto_increment", False)),
@@ -329,4 +329,4 @@ def _column_doc(column: Column) -> dict[str, Any]:
         doc["generated"] = column.generated
     if column.auto_increment:
         doc["auto_increment"] = True
-    return doc if column.held is None else doc | {"held": column.held}
+    return doc if column.initial_default is None else doc | {"held": column.initial_default}

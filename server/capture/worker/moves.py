@@ -38,7 +38,7 @@ from sorter.errors import TableNotFoundError
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
-from storage.tasks import together
+from storage.tasks import gather
 
 _LOOK_EVERY_S: Final = 0.5
 _SETTLED_S: Final = 2.0
@@ -408,7 +408,7 @@ class TableMover:
         # Before they are anywhere: a plan over all tables would take their rows twice.
         sink.expect(new)
         try:
-            await together(
+            await gather(
                 self._catch_up({span: self._known_as(span, version)}, share)
                 for span, share in new.items()
             )

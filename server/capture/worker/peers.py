@@ -32,7 +32,7 @@ from server.capture.worker.share import ShareStart, WorkerShare
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import UnavailableError
-from storage.tasks import together
+from storage.tasks import gather
 
 SHARES: Final = "shares"
 """The name of the directory of shares' sorted rows within a capture's data directory."""
@@ -235,7 +235,7 @@ class Peers:
         own = next((each.version for each in records if each.id == self._id), "")
         # Without our own record we are no member now, and divide nothing.
         records = sorted(records, key=lambda each: each.id) if own else []
-        reasons = await together(self._reason_against(record, own) for record in records)
+        reasons = await gather(self._reason_against(record, own) for record in records)
         reached: dict[str, PeerCapture] = {}
         refused: dict[str, str] = {}
         for record, reason in zip(records, reasons, strict=True):

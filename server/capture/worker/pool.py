@@ -41,7 +41,7 @@ from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.credentials import SecurityConfig, channel_credentials
 from server.rpc.renewed_channel import RenewedBlockingChannel
 from storage.spill_codec import NO_COMPRESSION
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -271,7 +271,7 @@ class Pool:
             async with asyncio.TaskGroup() as starting:
                 for child in children:
                     starting.create_task(child.start(), name=child.name)
-            async with beside(*(child.run() for child in children)):
+            async with background_tasks(*(child.run() for child in children)):
                 with collect_from(self.workers):
                     yield
         finally:

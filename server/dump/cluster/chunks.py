@@ -29,7 +29,7 @@ from storage.codec import encode_bytes
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.event import snapshot_rows
 from storage.model.span import Span
-from storage.tasks import together
+from storage.tasks import gather
 
 _TIMEOUT_S: Final = 30.0
 _REGIONS_MAX: Final = 1024
@@ -242,7 +242,7 @@ class LocalChunks:
         try:
             ts = await self._store.now()
             await loop.run_in_executor(rows.executor, rows.hold_below, ts)
-            page_rows = await together(self._page(table.table, page, ts) for page in pages)
+            page_rows = await gather(self._page(table.table, page, ts) for page in pages)
             # After the reads: GC that passed S while they went on may have taken versions away.
             await self._store.check_kept(ts)
             batches = [batch for _, batch in page_rows if batch.num_rows]

@@ -30,7 +30,7 @@ from server.dump.job import RUNNING, DumpRecords, Job, ProgressSaver
 from server.dump.progress import Read, TableDump, TableProgress, TableState
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_ms
-from storage.tasks import together
+from storage.tasks import gather
 
 _IDLE_S: Final = 1.0
 _LOOK_S: Final = 0.3
@@ -115,7 +115,7 @@ class ClusterDump:
         if not picks:
             return False
         began = time.monotonic()
-        read = await together(self._round(job, pick) for pick in picks)
+        read = await gather(self._round(job, pick) for pick in picks)
         rows, size = (sum(each) for each in zip(*read, strict=True))
         self._free_at = began + least_s(job, rows, size)
         return rows > 0 or not any(pick.dump.durable.error for pick in picks)
@@ -159,7 +159,7 @@ class ClusterDump:
             self._dumps.setdefault(table_id, TableDump(fresh))
         self._drop_missing(here)
         first = sorted(new, key=lambda table_id: -job.priority_of(new[table_id].table.name))
-        await together(
+        await gather(
             self._survey_one(table_id, new[table_id]) for table_id in first[: job.parallel]
         )
 

@@ -21,7 +21,7 @@ from server.dump.cluster.plan import (
 )
 from server.dump.progress import Range, TableDump, TableState
 from storage.model.span import KeyRange, Span
-from storage.tasks import together
+from storage.tasks import gather
 
 SMALL_ROWS: Final = 4096
 """A part with fewer is not split."""
@@ -97,7 +97,7 @@ class Surveyor:
         # Some at a time, as a table may have thousands of partitions.
         extents: list[Extent] = []
         for first in range(0, len(parts), _AT_A_TIME):
-            extents += await together(
+            extents += await gather(
                 self._extent(part, ts) for part in parts[first : first + _AT_A_TIME]
             )
         # Ranges that were planned before stay, with what was read of them, unless the table has
@@ -127,7 +127,7 @@ class Surveyor:
         )
         left = [place for place in unknown if not dump.ahead(place)[0].done]
         for first in range(0, len(left), _AT_A_TIME):
-            await together(
+            await gather(
                 self._sample_one(surveyed, dump, place, ts)
                 for place in left[first : first + _AT_A_TIME]
             )

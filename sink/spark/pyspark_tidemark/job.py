@@ -234,7 +234,7 @@ def _awaits(described: ChangefeedMeta, ts: int) -> bool:
 
 
 class _StoppedError(Exception):
-    """Raised in a batch that begins, or cannot end, after the job was told to stop."""
+    """Raised in a batch that begins, or cannot end, after `Job.stop` was called."""
 
 
 class Job:
@@ -255,7 +255,7 @@ class Job:
         self._out = out
         self._stop = threading.Event()
         self._wake = threading.Event()
-        """The job has been told to stop, or a cut has failed."""
+        """Set when `stop` was called or a cut has failed, so that `run` looks at once."""
         self._in_batch = threading.Lock()
         self._saying = threading.Lock()
         self._failure: SourceError | None = None
@@ -271,8 +271,8 @@ class Job:
         self._wake.set()
 
     def pause(self, seconds: float) -> bool:
-        """Wait before the captures are asked again; true: the job was told to stop, so that nobody
-        waits for them. Those of a paused changefeed answer nothing any more.
+        """Wait before the captures are asked again. True: `stop` was called, and the caller must
+        not go on waiting: captures of a paused changefeed do not answer any more.
         """
         return self._stop.wait(seconds)
 

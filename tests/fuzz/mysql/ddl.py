@@ -421,7 +421,7 @@ def _text(value: Any) -> str:
 
 def _held(column: Column) -> Any:
     """What was told of a new column, in the same form."""
-    value = column.held
+    value = column.initial_default
     if value is None:
         return None
     if column.type is Type.BIT or (

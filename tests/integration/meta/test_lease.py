@@ -10,7 +10,7 @@ from etcdpb import rpc_pb2, rpc_pb2_grpc
 from storage.meta.client import EtcdMeta
 from storage.meta.errors import LeaseNotFoundError
 from storage.meta.remote import RemoteEtcd
-from storage.tasks import together
+from storage.tasks import gather
 
 
 async def test_a_revoked_lease_takes_its_keys_along(
@@ -67,10 +67,10 @@ async def test_many_leases_are_renewed_at_once_each_with_its_own_answer(etcd_api
     async with RemoteEtcd.open(etcd_api.addresses, etcd_api.channel) as api:
         ttls = range(60, 160)
         grants = [api.lease_grant(rpc_pb2.LeaseGrantRequest(TTL=ttl_s)) for ttl_s in ttls]
-        leases = [granted.ID for granted in await together(grants)]
-        assert await together([api.keep_alive(lease, 5) for lease in leases]) == list(ttls)
+        leases = [granted.ID for granted in await gather(grants)]
+        assert await gather([api.keep_alive(lease, 5) for lease in leases]) == list(ttls)
         await api.lease_revoke(rpc_pb2.LeaseRevokeRequest(ID=leases[0]))
-        assert await together([api.keep_alive(lease, 5) for lease in leases[:2]]) == [0, 61]
+        assert await gather([api.keep_alive(lease, 5) for lease in leases[:2]]) == [0, 61]
 
 
 async def test_leases_are_listed(channel: grpc.aio.Channel) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from storage.model.errors import UnavailableError
-from storage.tasks import apart, beside, together
+from storage.tasks import background_tasks, gather, run_in_task
 
 
 async def forever(ended: list[str], name: str) -> None:
@@ -22,21 +22,21 @@ async def failing() -> None:
 
 
 async def failed_beside(ended: list[str]) -> None:
-    async with beside(forever(ended, "one")):
+    async with background_tasks(forever(ended, "one")):
         await asyncio.sleep(0)
         raise UnavailableError("ours")
 
 
 async def test_what_runs_beside_a_block_has_ended_when_it_is_left() -> None:
     ended: list[str] = []
-    async with beside(forever(ended, "one"), forever(ended, "other")):
+    async with background_tasks(forever(ended, "one"), forever(ended, "other")):
         await asyncio.sleep(0)
         assert not ended
     assert sorted(ended) == ["one", "other"]
 
 
 async def left_by_failure(ended: list[str]) -> None:
-    async with beside(forever(ended, "one"), failing()):
+    async with background_tasks(forever(ended, "one"), failing()):
         await asyncio.Event().wait()
 
 
@@ -61,10 +61,10 @@ async def test_together_gives_results_in_order_and_the_first_failure_as_itself()
         await asyncio.sleep(0)
         return value
 
-    assert await together(number(value) for value in range(5)) == [0, 1, 2, 3, 4]
+    assert await gather(number(value) for value in range(5)) == [0, 1, 2, 3, 4]
     ended: list[str] = []
     with pytest.raises(UnavailableError, match="gone"):
-        await together([forever(ended, "one"), failing()])
+        await gather([forever(ended, "one"), failing()])
     assert ended == ["one"]
 
 
@@ -77,14 +77,14 @@ async def stubborn() -> None:
 
 
 async def once() -> None:
-    async with beside(stubborn()):
+    async with background_tasks(stubborn()):
         await asyncio.Event().wait()
 
 
 async def again_and_again() -> None:
     for _ in range(3):
         try:
-            await apart(once())
+            await run_in_task(once())
         except* UnavailableError:
             pass
 
@@ -98,6 +98,6 @@ async def test_a_loop_that_goes_on_after_errors_ends_when_it_is_cancelled() -> N
 
 
 async def test_what_runs_apart_gives_its_result_or_its_error() -> None:
-    assert await apart(asyncio.sleep(0, "done")) == "done"
+    assert await run_in_task(asyncio.sleep(0, "done")) == "done"
     with pytest.raises(UnavailableError, match="gone"):
-        await apart(failing())
+        await run_in_task(failing())

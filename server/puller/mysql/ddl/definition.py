@@ -95,13 +95,15 @@ class Definition:
         for column in self.columns:
             was = ids.get(column.name.lower())
             if was is None:
-                columns.append(replace(column, id=free, held=None))
+                columns.append(replace(column, id=free, initial_default=None))
                 free += 1
             else:
-                held = was.held if was == column else None
+                initial_default = was.initial_default if was == column else None
                 untold = column.generated == UNTOLD
                 generated = was.generated if untold else column.generated
-                columns.append(replace(column, id=was.id, held=held, generated=generated))
+                columns.append(
+                    replace(column, id=was.id, initial_default=initial_default, generated=generated)
+                )
         return replace(self, columns=tuple(columns), next_column_id=free, matched_by_names=True)
 
 

@@ -4,10 +4,10 @@
    surely changes nothing passes: wider types of the same kind, other collations of the same
    characters, members of an ENUM or SET at its end; and, where the session is strict, what fails
    rather than changes a value.
-2. `held_value`: what rows hold in a column that is younger than they are, as their batches would
-   show it. A constant DEFAULT becomes a value of the column as the server makes it one. Where that
-   depends on what is not known here (expressions, time zones, character sets, values that do not
-   fit), UnclearValueError says so: rows are read again.
+2. `initial_default_of`: what rows hold in a column that is younger than they are, as their batches
+   would show it. A constant DEFAULT becomes a value of the column as the server makes it one. Where
+   that depends on what is not known here (expressions, time zones, character sets, values that do
+   not fit), UnclearValueError says so: rows are read again.
 """
 
 import base64
@@ -155,7 +155,7 @@ class UnclearValueError(Exception):
     """The value is not known; the message says why."""
 
 
-def held_value(column: Column, definition: ColumnDef, dialect: Dialect) -> Value:
+def initial_default_of(column: Column, definition: ColumnDef, dialect: Dialect) -> Value:
     """The value as JSON has it (`sink.mounter`); None: null.
 
     Raises:

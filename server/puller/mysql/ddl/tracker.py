@@ -28,7 +28,11 @@ from server.puller.mysql.ddl.definition import (
     with_names_of,
     without_present,
 )
-from server.puller.mysql.ddl.stored_values import UnclearValueError, change_of_values, held_value
+from server.puller.mysql.ddl.stored_values import (
+    UnclearValueError,
+    change_of_values,
+    initial_default_of,
+)
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tree import (
     ADDS_PERIOD,
@@ -118,7 +122,7 @@ def created(tree: CreateTable, table_id: int, first_column_id: int, context: Con
 def copied(source: Table, tree: CreateTable, table_id: int, first_column_id: int) -> Tracked:
     """The table that CREATE TABLE … LIKE makes."""
     columns = tuple(
-        replace(column, id=first_column_id + place, held=None)
+        replace(column, id=first_column_id + place, initial_default=None)
         for place, column in enumerate(source.columns)
     )
     return Tracked(
@@ -352,7 +356,10 @@ class _Alter:
             self._unclear.append(f"column {column.name} is computed for each row")
             return column
         try:
-            return replace(column, held=held_value(column, spec.column, self._context.dialect))
+            return replace(
+                column,
+                initial_default=initial_default_of(column, spec.column, self._context.dialect),
+            )
         except UnclearValueError as err:
             self._unclear.append(
                 f"the value that rows get in column {column.name} is not known: {err}"
@@ -368,7 +375,11 @@ class _Alter:
         if why:
             self._unclear.append(f"column {old.name}: {why}")
         return replace(
-            new, id=old.id, held=old.held if old.type is new.type and old.meta == new.meta else None
+            new,
+            id=old.id,
+            initial_default=old.initial_default
+            if old.type is new.type and old.meta == new.meta
+            else None,
         )
 
     def _is_in_primary(self, name: str) -> bool:

@@ -40,7 +40,7 @@ class Folded:
 
     last: Any
     """The last change of each key (pyarrow.Table with the envelope), in commit order."""
-    known: Any
+    existing: Any
     """The keys in `last` that were there before the cut: their first change is no insert."""
     new: Any
     """The keys in `last` that were not there before the cut, as far as the upstream says."""

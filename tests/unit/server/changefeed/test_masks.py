@@ -170,7 +170,7 @@ def test_conditions_of_event_filters_are_about_the_values_themselves(tmp_path: P
 
 
 def test_a_columns_default_is_masked_once_and_needs_no_salt_later(tmp_path: Path) -> None:
-    added = replace(COLUMNS[1], held=5)
+    added = replace(COLUMNS[1], initial_default=5)
     whole = mysql_table(record(columns=(COLUMNS[0], added)))
     default = default_of(whole.mounter.schema.field("email"))
     assert default is not None, "the source tells a default"
@@ -209,7 +209,7 @@ async def test_a_column_keeps_its_mask_when_it_or_its_table_is_renamed(tmp_path:
 
 
 async def test_dates_that_are_shown_as_texts_are_hashed_as_these(tmp_path: Path) -> None:
-    born = Column(name="born", type=Type.DATETIME2, id=2, held="2020-01-02T03:04:05")
+    born = Column(name="born", type=Type.DATETIME2, id=2, initial_default="2020-01-02T03:04:05")
     columns = ColumnRules(zero_dates="text")
     terms = Terms(
         "c", TableFilter(["*.*"]), columns=columns, masks=rules(tmp_path, f"*.*=born:{HASH}")

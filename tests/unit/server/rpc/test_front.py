@@ -19,7 +19,7 @@ from server.rpc.front import (
     Route,
 )
 from storage.model.errors import InvalidError, UnavailableError
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 
 class Handler:
@@ -121,7 +121,7 @@ async def test_a_defect_of_a_handler_ends_the_calls_of_its_batch_and_not_the_rou
         return [bytes([1 // len(request)]) for request in requests if request != b"forgotten"]
 
     route = Route("Example/Method", defective)
-    async with beside(route.run()):
+    async with background_tasks(route.run()):
         assert "unexpected ZeroDivisionError" in str(await route.call(b""))
         assert "unexpected AssertionError" in str(await route.call(b"forgotten"))
         assert await route.call(b"a") == b"\1"

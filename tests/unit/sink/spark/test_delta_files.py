@@ -51,7 +51,7 @@ def layout_of(root, *, vectors=True, partitions=()):
 def cut(listing, rows):
     folded = fold(pa.Table.from_pylist(rows, schema=SCHEMA), KEY)
     files = listing.files.values()
-    actions = without(listing.layout, files, folded.known.select(KEY), KEPT)
+    actions = without(listing.layout, files, folded.existing.select(KEY), KEPT)
     return listing.after(
         json.loads(json.dumps(actions + written(listing.layout, folded.live.select(COLUMNS))))
     )
@@ -149,7 +149,7 @@ def test_chunks_in_key_order_touch_no_file_before_them(tmp_path):
         for path in tmp_path.iterdir():
             path.rename(path.with_suffix(".away"))  # to look into one would be an error
         files = listing.files.values()
-        assert without(listing.layout, files, folded.known.select(KEY), Kept(1 << 20)) == []
+        assert without(listing.layout, files, folded.existing.select(KEY), Kept(1 << 20)) == []
         for path in tmp_path.iterdir():
             path.rename(path.with_suffix(".parquet"))
         listing = cut(listing, chunk)

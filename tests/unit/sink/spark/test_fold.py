@@ -49,7 +49,7 @@ def by_key(table):
 
 def after(held, folded):
     """A lake that holds these rows, after a cut."""
-    known = {(row["a"], row["b"]) for row in folded.known.to_pylist()}
+    known = {(row["a"], row["b"]) for row in folded.existing.to_pylist()}
     return {key: row for key, row in held.items() if key not in known} | by_key(folded.live)
 
 
@@ -59,7 +59,7 @@ def test_a_fold_from_nothing_is_the_replay_whatever_the_order_of_arrival(history
     arrived = chance.sample(rows, len(rows))
     folded = fold(pa.Table.from_pylist(arrived, schema=SCHEMA), KEY)
     assert by_key(folded.live) == replayed(rows)
-    assert len(folded.known) == 0
+    assert len(folded.existing) == 0
 
 
 @given(HISTORIES, st.integers(0, 12))
@@ -81,7 +81,7 @@ def test_known_keys_are_exactly_those_the_lake_held_before(history, cut_ts):
     after = [row for row in rows if row["_commit_ts"] > cut_ts]
     folded = fold(pa.Table.from_pylist(after, schema=SCHEMA), KEY)
     touched = {(row["a"], row["b"]) for row in after}
-    assert {(row["a"], row["b"]) for row in folded.known.to_pylist()} == touched & held.keys()
+    assert {(row["a"], row["b"]) for row in folded.existing.to_pylist()} == touched & held.keys()
 
 
 @given(HISTORIES, st.integers(0, 12), st.sets(st.integers(0, 5)))
@@ -146,7 +146,7 @@ def test_changes_of_a_key_of_any_type_come_to_its_last_one(types, places, large,
     last = {key: number for number, key in enumerate(keys)}
     assert folded.last["_commit_ts"].to_pylist() == sorted(last.values())
     first = {key: ops[number] for number, key in reversed(list(enumerate(keys)))}
-    for side, op in ((folded.known, "update"), (folded.new, "insert")):
+    for side, op in ((folded.existing, "update"), (folded.new, "insert")):
         there = [tuple(row.values()) for row in side.to_pylist()]
         assert there == [
             keys[number] for number in sorted(last.values()) if first[keys[number]] == op

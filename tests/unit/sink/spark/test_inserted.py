@@ -51,7 +51,7 @@ def again_in(rows, start, end):
 def apply(inserted, listing, rows):
     folded = fold(pa.Table.from_pylist(rows, schema=SCHEMA), KEY)
     again = inserted.there("t", listing, folded.new.select(KEY))
-    keys = pa.concat_tables([folded.known.select(KEY), again])
+    keys = pa.concat_tables([folded.existing.select(KEY), again])
     actions = without(listing.layout, listing.files.values(), keys, Kept(1 << 20))
     return listing.after(
         json.loads(json.dumps(actions + written(listing.layout, folded.live.select(COLUMNS))))

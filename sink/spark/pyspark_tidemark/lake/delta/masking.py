@@ -26,11 +26,11 @@ def masked_and_added(
     `name` in what was `searched` before: keys by file, and key columns.
     """
     inserted, key_columns = searched
-    known, new = (
-        as_stored(listing.layout, rows.select(list(key))) for rows in (folded.known, folded.new)
+    existing, new = (
+        as_stored(listing.layout, rows.select(list(key))) for rows in (folded.existing, folded.new)
     )
     again = inserted.there(name, listing, new)
-    keys = pa.concat_tables([known, again])
+    keys = pa.concat_tables([existing, again])
     removals = without(listing.layout, listing.files.values(), keys, key_columns)
     live = fitted(folded.live, listing.layout.schema)
     new_files = written_apart(listing.layout, live)

@@ -119,7 +119,7 @@ class Upsert:
         folded = fold(changes.arrow, key)
         if not len(folded.last):
             return False
-        if not _rewrites_much(listing, folded.known.select(list(key))) and self._tables.apply(
+        if not _rewrites_much(listing, folded.existing.select(list(key))) and self._tables.apply(
             changes, lambda current: self._actions(name, current, folded, key)
         ):
             return True

@@ -101,8 +101,10 @@ class CutWriter:
         rows = layout.in_order(folded.live)
         if changes.emptied:
             return write(layout, rows), none, 0
-        known, new, live = (each.select(list(key)) for each in (folded.known, folded.new, rows))
-        gone, again = self._gone(name, table, layout, (known, new))
+        existing, new, live = (
+            each.select(list(key)) for each in (folded.existing, folded.new, rows)
+        )
+        gone, again = self._gone(name, table, layout, (existing, new))
         if self._masking_of(table) is None:
             return write(layout, rows, gone), none, again
         return write(layout, rows), self._masks(name, table, gone, live), again
@@ -121,7 +123,7 @@ class CutWriter:
         if self._mode == APPEND or changes.emptied:
             return files, none, 0
         [part] = parts
-        gone, again = self._gone(name, table, layout, (part.known, part.new))
+        gone, again = self._gone(name, table, layout, (part.existing, part.new))
         if self._masking_of(table) is None:
             return files + write(layout, gone.slice(0, 0), gone), none, again
         return files, self._masks(name, table, gone, part.live), again
@@ -134,9 +136,9 @@ class CutWriter:
         """
         # As the table has them: with another type than the cut's, a bound may be no value of it.
         fields = key_fields(layout.arrow, layout.key)
-        known, new = (fitted(of, fields) for of in keys)
+        existing, new = (fitted(of, fields) for of in keys)
         there = self._inserted.there(name, table, layout.there(new))
-        return pa.concat_tables([known, there]), len(there)
+        return pa.concat_tables([existing, there]), len(there)
 
     def _masks(self, name: str, table: Any, gone: Any, live: Any) -> CutMasks:
         masking = self._masking_of(table)

@@ -19,7 +19,7 @@ class Made:
     """What a task has written, and the keys (pyarrow.Tables) of an upsert."""
 
     files: tuple[Written, ...]
-    known: Any = None
+    existing: Any = None
     """Those that the table may have had before."""
     new: Any = None
     """Those that the cut inserts, as the upstream says."""
@@ -55,7 +55,7 @@ class UpsertWriter:
         key = list(changes.table.key)
         folded = fold(changes.arrow, key)
         live = self.layout.in_order(folded.live)
-        keys = (rows.select(key) for rows in (folded.known, folded.new, live))
+        keys = (rows.select(key) for rows in (folded.existing, folded.new, live))
         return Part(*changes.sums, Made(tuple(write(self.layout, live)), *keys))
 
 

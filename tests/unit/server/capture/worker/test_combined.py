@@ -25,7 +25,7 @@ from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.event import INSERT, raw_batch
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 SPANS = [Span(table, b"t%d" % table, b"") for table in range(4)]
 HIGHEST = 60
@@ -386,7 +386,7 @@ async def test_a_share_without_tables_that_ends_while_it_is_limited_ends_nothing
     shares |= {"staying": staying, "leaving": leaving}
     router = SchemaChangeRouter(SimpleNamespace(shares=shares))
     router.resolved(7)
-    async with asyncio.timeout(60), beside(router.run()):
+    async with asyncio.timeout(60), background_tasks(router.run()):
         while not leaving.asked:  # noqa: ASYNC110 - it is asked in a thread
             await asyncio.sleep(0.01)
         router.resolved(8)

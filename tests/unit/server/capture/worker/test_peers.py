@@ -10,7 +10,7 @@ from server.capture.worker import peers as module
 from server.capture.worker.local_share import LocalWorker
 from server.capture.worker.peers import PeerAccess, Peers
 from server.rpc.credentials import SecurityConfig
-from storage.tasks import beside
+from storage.tasks import background_tasks
 
 VERSION = "1"
 
@@ -65,7 +65,7 @@ async def test_an_owner_that_was_elected_just_now_knows_the_captures_before_it_d
     async def records():
         return [record("a", port), record("b", port)] if is_owner else []
 
-    async with beside(peers.run(records)):
+    async with background_tasks(peers.run(records)):
         is_owner = True
         await peers.wait_known()
         assert names(peers) == ["a", "b"]
@@ -89,7 +89,7 @@ async def test_one_that_is_drained_gets_nothing_before_its_record_says_so(
         peers._asked.set()
         await asked.wait()
 
-    async with beside(peers.run(records)):
+    async with background_tasks(peers.run(records)):
         await looked_up("a", "b")
         assert names(peers) == ["a", "b"]
         # The look that is under way was asked before.

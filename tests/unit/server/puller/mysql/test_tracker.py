@@ -131,9 +131,11 @@ def test_ids_are_never_given_out_again() -> None:
 
 def test_several_alters_are_followed_each_by_itself() -> None:
     tracked = after(T, "ALTER TABLE t ADD n INT DEFAULT 5", "ALTER TABLE t RENAME COLUMN n TO m")
-    assert [(column.id, column.held) for column in tracked.table.columns if column.name == "m"] == [
-        (5, 5)
-    ]
+    assert [
+        (column.id, column.initial_default)
+        for column in tracked.table.columns
+        if column.name == "m"
+    ] == [(5, 5)]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,9 @@ def test_a_column_added_with_the_primary_key_holds_no_null() -> None:
     tracked = after(
         "id INT PRIMARY KEY", "ALTER TABLE t ADD x INT, DROP PRIMARY KEY, ADD PRIMARY KEY (ID, X)"
     )
-    assert [(column.held, column.nullable) for column in tracked.table.columns[1:]] == [(0, False)]
+    assert [(column.initial_default, column.nullable) for column in tracked.table.columns[1:]] == [
+        (0, False)
+    ]
     assert not tracked.unclear
     assert tracked.table.primary_key == ("id", "x")
 
@@ -483,7 +487,7 @@ def test_a_constant_default_is_what_rows_hold_that_are_older(declared: str, valu
     tracked = after(
         "id INT PRIMARY KEY", f"ALTER TABLE t ADD COLUMN IF NOT EXISTS c {declared} AFTER id"
     )
-    assert tracked.table.columns[1].held == value
+    assert tracked.table.columns[1].initial_default == value
     assert not tracked.unclear
 
 
@@ -507,7 +511,7 @@ def test_a_constant_has_the_characters_of_its_session(
 ) -> None:
     dialect = replace(STRICT, connection=connection)
     tracked = after("id INT PRIMARY KEY", f"ALTER TABLE t ADD c {declared}", dialect=dialect)
-    assert tracked.table.columns[1].held == value
+    assert tracked.table.columns[1].initial_default == value
     assert bool(tracked.unclear) is (value is None)
 
 
@@ -530,7 +534,7 @@ def test_a_member_is_told_if_no_earlier_one_can_be_equal_to_it(
     statement = f"ALTER TABLE t ADD c {declared}"
     for dialect, value in (STRICT, in_strict), (LAX, in_lax):
         tracked = after("id INT PRIMARY KEY", statement, dialect=dialect)
-        assert tracked.table.columns[1].held == value
+        assert tracked.table.columns[1].initial_default == value
         assert bool(tracked.unclear) is (value is None)
 
 
@@ -543,5 +547,5 @@ def test_a_member_is_told_if_no_earlier_one_can_be_equal_to_it(
 )  # fmt: skip
 def test_a_value_that_is_not_known_is_never_told(declared: str) -> None:
     tracked = after("id INT PRIMARY KEY", f"ALTER TABLE t ADD c {declared}")
-    assert tracked.table.columns[1].held is None
+    assert tracked.table.columns[1].initial_default is None
     assert "not known" in tracked.unclear[0]
