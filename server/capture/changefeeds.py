@@ -19,7 +19,6 @@ from pyspark_tidemark.sink_uri import format_of
 from gcsafepoint.explain.names import CREATING_PREFIX, feed_of, generation_of
 from server.capture import long_lived
 from server.capture.audit import Audit, check_audit
-from server.capture.catalog import terms_of
 from server.capture.checkpoint_saver import CheckpointHandlers, CheckpointSaver
 from server.capture.creation import check_range, select_tables
 from server.capture.errors import (
@@ -50,6 +49,7 @@ from server.changefeed.info import (
 from server.changefeed.routes import RouteRules, check_merging
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
 from server.changefeed.table import check_names
+from server.changefeed.terms import terms_of
 from server.puller.source import Source
 from server.puller.tikv.puller import TablePuller
 from server.rpc.pd import PdClient

@@ -14,7 +14,6 @@ from typing import Final
 from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.audit import check_audit
-from server.capture.catalog import Terms
 from server.capture.errors import (
     ParameterError,
     StartTsInFutureError,
@@ -38,6 +37,7 @@ from server.changefeed.routes import RouteRules, check_conflicts, check_mergeabl
 from server.changefeed.salt import Salt
 from server.changefeed.source import takes_keyless
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
+from server.changefeed.terms import Terms
 from server.puller.source import Source
 from sink.retention import NOTHING_RETAINED, Retention
 from storage.tidb.document import read_document

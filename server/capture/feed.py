@@ -11,7 +11,7 @@ from typing import Final
 
 from server.capture import long_lived
 from server.capture.audit import Audit
-from server.capture.catalog import FeedCatalog, TableReader, TablesRead, terms_of
+from server.capture.catalog import FeedCatalog, TableReader, TablesRead
 from server.capture.errors import ParameterError
 from server.capture.history import KeptHistory, not_kept
 from server.capture.job_report import JobReport, failed_for_s
@@ -22,6 +22,7 @@ from server.capture.source.registry import MakeSource, UnreadableSource
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.info import ChangefeedInfo, State, lake_format
 from server.changefeed.table import SourceTable
+from server.changefeed.terms import terms_of
 from server.puller.source import Source
 from storage.model.errors import TidemarkError
 

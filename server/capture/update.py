@@ -27,7 +27,6 @@ import pyarrow as pa
 import structlog
 from pyspark_tidemark.flight import FILTER_UPDATE
 
-from server.capture.catalog import all_filters, terms_of
 from server.capture.creation import eligible
 from server.capture.errors import ChangefeedStateError, ParameterError
 from server.capture.feed import Feed
@@ -41,6 +40,7 @@ from server.changefeed.masks import MaskRules, check_salted
 from server.changefeed.routes import check_taken_over
 from server.changefeed.salt import Salt
 from server.changefeed.table import SourceTable, TableRecord
+from server.changefeed.terms import all_filters, terms_of
 from sink.retention import Retention
 from storage.model.ts import MAX_TS
 

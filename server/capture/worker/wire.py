@@ -10,7 +10,7 @@ from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture import long_lived
-from server.capture.catalog import FeedCatalog, TableReader, TablesRead, Terms
+from server.capture.catalog import FeedCatalog, TableReader, TablesRead
 from server.capture.cut import CutPart, PackedExtent
 from server.capture.processor import Assignment
 from server.capture.traffic import Traffic
@@ -18,6 +18,7 @@ from server.capture.worker.share import ShareStart
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.table import SourceTable, TableRecord
+from server.changefeed.terms import Terms
 from server.dump.cluster.chunks import Page, PageRead
 from server.puller.source import Source, TableChange
 from sink.cut import Bounds, Slice

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.capture.catalog import FeedCatalog, TablesRead, Terms
+from server.capture.catalog import FeedCatalog, TablesRead
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.table import TableRecord
+from server.changefeed.terms import Terms
 from server.puller.source import TableChange
 from server.puller.tidb.table import following, tidb_table
 from sink.mounter import COLUMN_ID

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from server.capture.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog
 from server.capture.creation import TableSelection, eligible
 from server.capture.source.mysql import mysql_table
 from server.changefeed.columns import ColumnRules
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.table import TableIneligibleError, TableRecord
+from server.changefeed.terms import Terms
 from server.puller.source import TableChange
 from storage.mysql.schema import Column, Table, Type
 

@@ -5,12 +5,13 @@ import json
 
 import pytest
 
-from server.capture.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog
 from server.capture.errors import RenamedIntoFilterError
 from server.capture.source.tidb import TidbSource
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange, by_id
 from server.changefeed.records import SchemaRecords
+from server.changefeed.terms import Terms
 from server.puller.tidb.schema_puller import table_change
 from server.puller.tidb.table import record_of
 from storage.tidb.ddl import Action, Job

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from server.capture.catalog import Terms
 from server.capture.creation import select_tables
 from server.capture.errors import ParameterError
 from server.changefeed.filter import TableFilter
+from server.changefeed.terms import Terms
 from tests.unit.server.capture.test_names import record
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from server.capture.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.records import SchemaRecords, head_put
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
+from server.changefeed.terms import Terms
 from server.puller.source import TableChange
 from storage.meta.meta import Delete, KeyValue, Put
 from storage.model.errors import UnavailableError

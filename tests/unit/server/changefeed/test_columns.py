@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.capture.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog
 from server.capture.creation import eligible
 from server.capture.source.mysql import mysql_table
 from server.changefeed.columns import RULES_MAX, ColumnRuleError, ColumnRules
@@ -17,6 +17,7 @@ from server.changefeed.filter import FilterRuleError, TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.masks import MaskRules
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, check_names
+from server.changefeed.terms import Terms
 from server.puller.source import TableChange
 from sink.mounter import SelectedMounter, source_columns, whole_mounter
 from storage.model.event import INSERT, RAW_SCHEMA

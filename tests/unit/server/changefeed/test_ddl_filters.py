@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.capture.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog
 from server.capture.source.mysql import mysql_table
 from server.changefeed.event_filter import (
     DROPS,
@@ -28,6 +28,7 @@ from server.changefeed.event_filter import (
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.table import SourceTable, TableRecord
+from server.changefeed.terms import Terms
 from server.puller.source import TableChange
 from storage.mysql.schema import Column, Table, Type
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from server.capture.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog
 from server.capture.creation import eligible
 from server.capture.source.mysql import mysql_table
 from server.changefeed.columns import ColumnRules
@@ -18,6 +18,7 @@ from server.changefeed.history import History, SchemaChange
 from server.changefeed.masks import RULES_MAX, MaskRules
 from server.changefeed.salt import Salt
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
+from server.changefeed.terms import Terms
 from server.puller.source import TableChange
 from sink.masking import HASH, Mask, MaskError
 from sink.mounter import WithBefore, default_of, source_columns, whole_mounter

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.flight import FILTER_UPDATE
 
-from server.capture.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog
 from server.capture.creation import TableSelection, eligible
 from server.capture.source.mysql import mysql_table
 from server.changefeed.filter import TableFilter
@@ -27,6 +27,7 @@ from server.changefeed.routes import (
     check_taken_over,
 )
 from server.changefeed.table import ShardOf, SourceTable, TableIneligibleError, TableRecord
+from server.changefeed.terms import Terms
 from server.puller.source import TableChange
 from server.verify.catalog import LakeCut, tables_at
 from server.verify.errors import VerifyUnsupportedError

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.capture_service import _tables_at
-from server.capture.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog
 from server.capture.errors import TableMoveError
 from server.capture.membership import CaptureRecord
 from server.capture.processor import Assignment, ProcessorStats
@@ -30,6 +30,7 @@ from server.capture.worker.remote import ShareStatus, WorkerLostError, lost
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.info import State
+from server.changefeed.terms import Terms
 from server.puller.source import TableChange
 from sink.cut import Slice
 from sorter.errors import NotResolvedError

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
-from server.capture.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog
 from server.capture.worker import wire
 from server.capture.worker.shared_tables import changes_by_worker
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.routes import NO_ROUTES, RouteRules
+from server.changefeed.terms import Terms
 from storage.model.span import Span
 from tests.unit.server.capture.upstream import (
     FEED,

@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from server.capture.catalog import Terms
 from server.changefeed.columns import ColumnRules
 from server.changefeed.filter import TableFilter
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
+from server.changefeed.terms import Terms
 from server.puller.source import TableChange
 from server.puller.tidb.schema_puller import DdlUnsupportedError, table_change
 from server.puller.tidb.table import (
