@@ -26,7 +26,7 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
 from server.config import listening_address
-from server.console.pages import daemon_pages
+from server.console import daemon_pages
 from server.routes import (
     Answer,
     Handler,

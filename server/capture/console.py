@@ -24,7 +24,7 @@ from server.changefeed.diagnosis import (
     worst_first,
 )
 from server.changefeed.view import detail, error_of, summary
-from server.console.pages import console_pages
+from server.console import console_pages
 from server.routes import Answer, Request, error_answer, json_answer
 from server.rpc.access_guard import LOCAL, HttpContext, client_of
 from server.rpc.access_list import Access, Client, OpenAccess, Right

@@ -18,9 +18,8 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
-from server.rpc.access_interceptor import AccessInterceptor
 from server.rpc.access_list import Access
-from server.rpc.call_access import CallAccess
+from server.rpc.call_access import AccessInterceptor, CallAccess
 from server.rpc.config import Engine, Limits, chosen, connections_per_address
 from server.rpc.connection_guard import ConnectionGuard
 from server.rpc.credentials import (

@@ -31,13 +31,12 @@ Invariants of the limits:
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
-from typing import Final, Self
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from server.puller.mysql.log.json_record import JsonRecord
 from storage.model.errors import CorruptError
 from storage.model.ts import LOGICAL_BITS
 from storage.mysql.control import MariaGtid, MysqlGtid
@@ -49,6 +48,29 @@ _LIMITS_MAX: Final = 1024
 """Older ones are given up: the log before them is read as if the oldest one left were in force."""
 
 Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRecord:
+    """Values that the metadata keeps as a JSON object; `what` names them in errors."""
+
+    what: ClassVar[str]
+
+    def to_json(self) -> bytes:
+        """The JSON that the metadata keeps."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, value: bytes) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            CorruptError: it is something else.
+        """
+        try:
+            return cls(**json.loads(value))
+        except (ValueError, TypeError, RecursionError) as err:
+            raise CorruptError(f"{cls.what} in the metadata cannot be read: {err!r}") from err
 
 
 @dataclass(frozen=True, slots=True)

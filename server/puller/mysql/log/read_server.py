@@ -18,8 +18,7 @@ import structlog
 
 from server.changefeed import keys
 from server.changefeed.source import Address
-from server.puller.mysql.log.json_record import JsonRecord
-from server.puller.mysql.log.position import SavedPosition
+from server.puller.mysql.log.position import JsonRecord, SavedPosition
 from server.puller.mysql.session.connection import Session, log_in_to
 from server.puller.mysql.session.errors import (
     LogRefusedError,

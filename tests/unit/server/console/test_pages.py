@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from server.console.pages import console_pages, daemon_pages
+from server.console import console_pages, daemon_pages
 
 PAGES = {f"{kind} {path}": answer for kind, pages in (("console", console_pages()), ("daemon", daemon_pages()))
          for path, answer in pages.items()}  # fmt: skip
