@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
@@ -63,8 +64,6 @@ _MOVE_S = 660.0
 """A little longer than the capture waits for the table to catch up."""
 _MOVE_SHOWN_S = 3.0
 _NOW = "now"
-_CONFIRMED = ("pause", "resume", "update", "add-reader", "remove-reader", "remove")
-"""Verbs that change something and confirm it in short."""
 
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
@@ -140,115 +139,118 @@ def _add_list(verbs: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
-    for name, command, text in (
-        ("query", query_changefeed, "show one changefeed in detail"),
-        (
-            "history",
-            show_history,
-            (
-                "show what happened to a changefeed: schema changes, parts of the log that were "
-                "skipped, errors"
-            ),
-        ),
-        (
-            "pause",
-            pause_changefeed,
-            (
-                "pause a changefeed: nothing is read until `resume`, and GC waits for it for one "
-                "more day"
-            ),
-        ),
-        ("resume", resume_changefeed, "resume a changefeed from its checkpoint"),
-        (
-            "update",
-            changefeed_update.update_changefeed,
-            "change a changefeed's filter, sink URI, audit, retention or --on-unclear-ddl",
-        ),
-        ("move-table", move_table, "move one table of a changefeed to another capture"),
-        (
-            "list-readers",
-            list_readers,
-            "list the named readers of a changefeed, and how far each is behind",
-        ),
-        (
+    def add(name: str, command: Callable[..., Any], text: str) -> argparse.ArgumentParser:
+        verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, parents=[shared])
+        dump.add_changefeed_id(verb)
+        verb.set_defaults(command=command)
+        return verb
+
+    add_watch(add("query", query_changefeed, "show one changefeed in detail"))
+    add(
+        "history",
+        show_history,
+        "show what happened to a changefeed: schema changes, parts of the log that were skipped, "
+        "errors",
+    )
+    pause = add(
+        "pause",
+        pause_changefeed,
+        "pause a changefeed: nothing is read until `resume`, and GC waits for it for one more day",
+    )
+    add_verbose(pause)
+    _add_resume(add("resume", resume_changefeed, "resume a changefeed from its checkpoint"))
+    update = add(
+        "update",
+        changefeed_update.update_changefeed,
+        "change a changefeed's filter, sink URI, audit, retention or --on-unclear-ddl",
+    )
+    changefeed_update.add_arguments(update)
+    add_verbose(update)
+    _add_move(add("move-table", move_table, "move one table of a changefeed to another capture"))
+    readers = add(
+        "list-readers",
+        list_readers,
+        "list the named readers of a changefeed, and how far each is behind",
+    )
+    add_watch(readers)
+    _add_reader(
+        add(
             "add-reader",
             add_reader,
             "add a named reader, which has a position of its own in the changes",
+        )
+    )
+    gone_reader = add(
+        "remove-reader", remove_reader, "remove a named reader: changes are no longer kept for it"
+    )
+    _add_reader_name(gone_reader)
+    add_yes(gone_reader)
+    add_verbose(gone_reader)
+    remove = add(
+        "remove",
+        remove_changefeed,
+        "remove a changefeed: GC no longer waits for it, and the target stays as it is",
+    )
+    add_verbose(remove)
+    add_yes(remove)
+    remove.add_argument(
+        "--dry-run", action="store_true", help="change nothing; show what would be removed"
+    )
+
+
+def _add_resume(resume: argparse.ArgumentParser) -> None:
+    add_verbose(resume)
+    add_yes(resume)
+    resume.add_argument(
+        "--overwrite-checkpoint-ts",
+        type=ts_or_now,
+        metavar="TS|now",
+        help=(
+            "go on from this timestamp instead of the checkpoint: a later one skips changes, an "
+            "earlier one delivers them twice"
         ),
-        (
-            "remove-reader",
-            remove_reader,
-            "remove a named reader: changes are no longer kept for it",
+    )
+
+
+def _add_move(move: argparse.ArgumentParser) -> None:
+    move.add_argument(
+        "--table",
+        required=True,
+        metavar="SCHEMA.TABLE",
+        help="the table, by its name in the source",
+    )
+    move.add_argument(
+        "--to", required=True, metavar="CAPTURE", help="id of the capture, as in `capture list`"
+    )
+    move.add_argument(
+        "--give-up-history",
+        action="store_true",
+        help="move it even if history is kept (--retain), which then begins at the checkpoint",
+    )
+
+
+def _add_reader(new_reader: argparse.ArgumentParser) -> None:
+    _add_reader_name(new_reader)
+    new_reader.add_argument(
+        "--start-ts",
+        type=timestamp,
+        default=0,
+        metavar="TSO",
+        help=(
+            "the reader gets the changes committed after this timestamp (default: the oldest "
+            "that are kept; without --retain, those after the checkpoint)"
         ),
-        (
-            "remove",
-            remove_changefeed,
-            "remove a changefeed: GC no longer waits for it, and the target stays as it is",
-        ),
-    ):
-        verb = verbs.add_parser(name, help=text, parents=[shared])
-        dump.add_changefeed_id(verb)
-        verb.set_defaults(command=command)
-        if name == "update":
-            changefeed_update.add_arguments(verb)
-        if name == "move-table":
-            verb.add_argument(
-                "--table",
-                required=True,
-                metavar="SCHEMA.TABLE",
-                help="the table, by its name in the source",
-            )
-            verb.add_argument(
-                "--to",
-                required=True,
-                metavar="CAPTURE",
-                help="id of the capture, as in `capture list`",
-            )
-            verb.add_argument(
-                "--give-up-history",
-                action="store_true",
-                help="move it even if history is kept (--retain), which then begins at the checkpoint",
-            )
-        if name.endswith("-reader"):
-            verb.add_argument(
-                "--reader",
-                required=True,
-                metavar="NAME",
-                help="the name that the reader's Spark query gives as its option `reader`",
-            )
-        if name == "add-reader":
-            verb.add_argument(
-                "--start-ts",
-                type=timestamp,
-                default=0,
-                metavar="TSO",
-                help=(
-                    "the reader gets the changes committed after this timestamp (default: the oldest "
-                    "that are kept; without --retain, those after the checkpoint)"
-                ),
-            )
-        if name == "remove-reader":
-            add_yes(verb)
-        if name in ("query", "list-readers"):
-            add_watch(verb)
-        if name in _CONFIRMED:
-            add_verbose(verb)
-        if name in ("resume", "remove"):
-            add_yes(verb)
-        if name == "resume":
-            verb.add_argument(
-                "--overwrite-checkpoint-ts",
-                type=ts_or_now,
-                metavar="TS|now",
-                help=(
-                    "go on from this timestamp instead of the checkpoint: a later one skips changes, an "
-                    "earlier one delivers them twice"
-                ),
-            )
-        if name == "remove":
-            verb.add_argument(
-                "--dry-run", action="store_true", help="change nothing; show what would be removed"
-            )
+    )
+    add_verbose(new_reader)
+
+
+def _add_reader_name(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--reader",
+        required=True,
+        metavar="NAME",
+        help="the name that the reader's Spark query gives as its option `reader`",
+    )
 
 
 async def list_changefeeds(remote: Remote, _: argparse.Namespace) -> Output:
