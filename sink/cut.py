@@ -19,7 +19,9 @@ from storage.model.span import Span
 
 _COMPACT_ROWS = 1 << 16
 SLICES_MAX: Final = 1000
-"""Of one table: more would cost readers more than they give."""
+"""The most slices of one table. A reader pays for each slice, and with more of them it would pay
+more than it gains.
+"""
 # an extent smaller than an eighth of a slice is not read to find where the slice ends
 _EXTENTS_PER_SLICE: Final = 8
 

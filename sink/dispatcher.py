@@ -171,7 +171,9 @@ class Dispatcher:
             self._forget_failure(span)
 
     def wake(self, span: Span) -> None:
-        """The table may go further; a table without rows does not need to."""
+        """Note that the table may have something new to stage. Nothing is done for a table without
+        rows.
+        """
         # Without the lock: of 100,000 tables most have nothing when they are resolved.
         table = self._tables.get(span)
         if table is None or not self._has_rows(table):
@@ -183,7 +185,7 @@ class Dispatcher:
                 self._wanted.notify()
 
     def retry(self, table: TableSink) -> None:
-        """The table's checkpoint moved: stage it again, if that had failed."""
+        """Stage the table again if that had failed, as its checkpoint has moved."""
         if table.span not in self._left_out:
             return
         with self._wanted:
@@ -199,7 +201,7 @@ class Dispatcher:
             return dict(self._failures)
 
     def memory_freed(self) -> None:
-        """Somebody gave memory back."""
+        """Note that memory was given back, so that tables which waited for it may be staged."""
         with self._wanted:
             self._short_of_memory = False
             # A task that gave up meanwhile must not set the flag again: see `_work_on`.
@@ -385,7 +387,9 @@ class Dispatcher:
 
 @lru_cache(maxsize=1)
 def _begin(start_ts: int) -> Position:
-    """Where tables that were added there begin: one object for all."""
+    """The position from which tables that were added at `start_ts` are staged. Tables that are
+    added together share the object, as there may be 100,000 of them.
+    """
     return Position(start_ts + 1, 0)
 
 
@@ -490,7 +494,9 @@ class TaskRun:
         return True
 
     def _acquire(self, mode: Acquire, size: int) -> bool:
-        """Exchange the memory that is too little for `size`: who waits for memory holds none."""
+        """Take `size` bytes in place of those that are left, which are too few; False: `mode`
+        allows no waiting, and there is no room.
+        """
         # Else all workers could wait for what the others hold (`sink.quota`).
         spare, self._spare_bytes = self._spare_bytes, 0
         self._quota.refund(spare)

@@ -39,8 +39,8 @@ class Window:
     end_ts: int = MAX_TS
     reasons: dict[int, str] = field(default_factory=dict)
     tables: dict[int, int | None] = field(default_factory=dict)
-    """By id of the table the last DDL of it: its rows come from there on; None: it has ended,
-    and none come.
+    """The commit_ts of each table's last DDL, by table id: its rows come from there on. None: the
+    table has ended, and no rows come.
     """
 
     def has(self, ts: int) -> bool:
@@ -62,14 +62,14 @@ class Holds:
         """Why a table cannot be read again, and so no cut be offered."""
 
     def clear(self) -> None:
-        """The log is read anew, from the checkpoint."""
+        """Forget all windows: the log is read anew, from the checkpoint."""
         with self._lock:
             self._windows.clear()
             self.error = None
 
     @property
     def open_since(self) -> int:
-        """The DDL from which on cuts are withheld; 0: none are."""
+        """The commit_ts of the DDL from which on cuts are withheld; 0: no cut is."""
         with self._lock:
             window = self._open()
             return window.since_ts if window else 0
@@ -90,7 +90,9 @@ class Holds:
             }
 
     def begin(self, ts: int, table_id: int, reason: str = "") -> None:
-        """A table is read again from its DDL at `ts` on, or once more as another DDL touched it."""
+        """Note that a table is read again from its DDL at `ts` on, or once more because another DDL
+        touched it.
+        """
         with self._lock:
             window = self._open()
             if window is None:
@@ -101,7 +103,9 @@ class Holds:
                 window.reasons[table_id] = reason
 
     def leave(self, table_id: int) -> None:
-        """A table has ended before it was complete: it stays as it was until its end."""
+        """Note that a table has ended before it was complete: readers see it as it was, until its
+        end.
+        """
         with self._lock:
             window = self._open()
             # Kept in the window, without rows: what readers had of it is emptied only where it
@@ -110,7 +114,7 @@ class Holds:
                 window.tables[table_id] = None
 
     def end(self, ts: int) -> None:
-        """All tables of the open window are complete at `ts`."""
+        """Close the open window: all its tables are complete at `ts`."""
         with self._lock:
             window = self._open()
             if window is not None:
@@ -123,15 +127,17 @@ class Holds:
             self._windows = [each for each in self._windows if each.end_ts > checkpoint_ts]
 
     def bound(self, resolved_ts: int) -> int:
-        """How far readers may go where everything is resolved up to `resolved_ts`; MAX_TS:
-        that far.
+        """The ts up to which readers may go while everything is resolved up to `resolved_ts`;
+        MAX_TS: nothing is withheld there, so `resolved_ts` is their limit.
         """
         with self._lock:
             window = self._of(resolved_ts)
             return window.since_ts if window else MAX_TS
 
     def cut_end(self, start_ts: int, end_ts: int) -> int:
-        """Where a cut ends that begins at `start_ts` and would fit up to `end_ts`."""
+        """The end of a cut that begins at `start_ts`, and that could reach `end_ts` if nothing was
+        withheld.
+        """
         with self._lock:
             window = self._of(end_ts)
             if window is None or end_ts == window.since_ts:

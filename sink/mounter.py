@@ -182,13 +182,13 @@ def default_of(field: pa.Field) -> pa.Array | None:
 
 
 def whole_mounter(mounter: TableMounter) -> TableMounter:
-    """The one that knows all columns."""
+    """The mounter of the whole table, which is inside those that leave out columns or rows."""
     mounter = unfiltered(mounter)
     return mounter.whole if isinstance(mounter, SelectedMounter) else mounter
 
 
 def unfiltered(mounter: TableMounter) -> TableMounter:
-    """The one that leaves out no rows (`sink.row_filter`)."""
+    """The mounter inside the one that leaves out rows (`sink.row_filter`), or `mounter` itself."""
     inner: TableMounter = getattr(mounter, "inner", mounter)
     return inner
 
@@ -292,7 +292,9 @@ def check_dates(
 def inexact(
     table: str, key: Mapping[str, pa.Array], name: str, row: int, reason: str
 ) -> KeyValueError:
-    """A key column has a value in a row that readers are shown as another one."""
+    """The error for a row whose key has a value that readers get as another one, so that they would
+    take two rows for one.
+    """
     return KeyValueError(
         f"a row of {table}{_others(key, name, row)} has {reason} in its key column {name}: it "
         "would be one row with others. Correct it, or the column's type or character set, at the "
@@ -301,7 +303,7 @@ def inexact(
 
 
 def _others(key: Mapping[str, pa.Array], name: str, row: int) -> str:
-    """A row by the values of its key but for one column."""
+    """The values of a row's key, but for the column `name`, for a message."""
     values = ", ".join(
         f"{other} = {column[row].as_py()!r}" for other, column in key.items() if other != name
     )
@@ -337,12 +339,14 @@ def _seq(
 
 
 def with_default(field: pa.Field, value: Plain | None) -> pa.Field:
-    """The field with the metadata for a value; as it is for None."""
+    """The field with `value` in its metadata, as what rows hold that are older than the column;
+    None: the field as it is.
+    """
     return field if value is None else _with(field, DEFAULT, json.dumps(value))
 
 
 def with_column_id(field: pa.Field, number: int) -> pa.Field:
-    """The field with the identity of its column; as it is for 0, which is none."""
+    """The field with its column's identity in its metadata; 0: the field as it is."""
     return _with(field, COLUMN_ID, str(number)) if number else field
 
 

@@ -68,7 +68,9 @@ class _Since:
 
 
 class Mounts:
-    """One writer at a time; readers in other threads see all of a change or nothing of it."""
+    """All mounts of one span. One writer at a time; readers in other threads see all of a change or
+    nothing of it.
+    """
 
     __slots__ = ("_newest", "_table_id")
 
@@ -86,7 +88,7 @@ class Mounts:
         return True
 
     def above(self, ts: int) -> Mounting:
-        """For the rows right above `ts`; every batch is counted."""
+        """The mount for the rows right above `ts`; every batch that it makes is counted."""
         since = self._newest
         while since.ts > ts and since.before is not None:
             since = since.before
@@ -124,7 +126,7 @@ class Mounts:
 
 
 def crosses(what: str, start_ts: int, end_ts: int, ddl_ts: int) -> RangeCrossesDdlError:
-    """Say so."""
+    """The error for a range that a DDL lies inside of; `what` says of which table."""
     return RangeCrossesDdlError(
         f"the range ({start_ts}, {end_ts}] of {what} crosses the DDL at {ddl_ts}: end it there, "
         f"take the new schema (describe at ts {ddl_ts}), then go on above it"

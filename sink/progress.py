@@ -79,7 +79,9 @@ class ProgressHeap:
         return span in self._parked
 
     def wake(self, span: Span) -> bool:
-        """The table may have something new; returns whether it was parked."""
+        """Let a parked table wait for a task again, as it may have something new; returns whether
+        it was parked.
+        """
         progress = self._parked.pop(span, None)
         if progress is not None:
             heapq.heappush(self._heap, progress)
@@ -211,13 +213,13 @@ class Checkpoint:
         return self.checkpoint_ts
 
     def with_shared(self, shared: CheckpointPosition) -> CheckpointPosition:
-        """Where the table stands if all up to `shared` was acknowledged, too, in its two steps."""
+        """The table's position if all tables were acknowledged up to `shared` besides."""
         if shared.checkpoint_ts <= self.checkpoint_ts:
             return CheckpointPosition(self.previous_ts, self.checkpoint_ts)
         return CheckpointPosition(max(self.checkpoint_ts, shared.previous_ts), shared.checkpoint_ts)
 
     def raise_to(self, shared: CheckpointPosition) -> None:
-        """All up to `shared` was acknowledged, in its two steps."""
+        """Note that all tables were acknowledged up to `shared`."""
         # In two steps, so that `previous_ts` is where the table could be asked again from before.
         for ts in shared:
             self.ack(self.checkpoint_ts, ts)

@@ -58,12 +58,12 @@ class QuotaLedger:
         self.used_bytes -= size
 
     def add_table(self, span: Span) -> None:
-        """Open an account."""
+        """Open an account for the table; one that is open stays."""
         self._accounts.setdefault(span, None)
 
     def record(self, span: Span, resolved: ResolvedTs, size: int) -> None:
-        """Acquired memory is the table's until it is released up to `resolved`;
-        nobody's if the table left.
+        """Charge acquired memory to the table until `release` reaches `resolved`; where the table
+        has left, give it back.
         """
         if span not in self._accounts:
             self.refund(size)
@@ -176,7 +176,9 @@ class MemQuota:
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
-        """Hold the lock; tell the metric what changed, and who waits if there is more room."""
+        """Hold the lock for the block; then show the bytes used, and wake those who wait if there
+        is more room.
+        """
         with self._room:
             before = self._ledger.used_bytes
             try:

@@ -34,7 +34,7 @@ class RangeTime:
     """How many batches, or tasks."""
 
     def with_other(self, other: "RangeTime") -> "RangeTime":
-        """Both as one."""
+        """One note for the ranges of both."""
         return RangeTime(
             min(self.first_ts, other.first_ts),
             max(self.last_ts, other.last_ts),
@@ -66,7 +66,7 @@ class RangeTimes:
         self._lock = threading.Lock()
 
     def note_pulled(self, span: Span, pulled: RangeTime, sorting_ns: int) -> None:
-        """A batch came; the sorter had it at `sorting_ns`."""
+        """Note that a batch was pulled, and that the sorter had it at `sorting_ns`."""
         unsorted = replace(pulled, start_ns=pulled.end_ns, end_ns=sorting_ns)
         with self._lock:
             table = self._table(span)
@@ -74,7 +74,7 @@ class RangeTimes:
             _add(table.unsorted, unsorted)
 
     def note_resolved(self, span: Span, ts: int, now_ns: int) -> None:
-        """The table is resolved up to `ts`: rows up to there are sorted, and can be read."""
+        """Note that the table is resolved up to `ts`, and its rows up to there are sorted."""
         # Without the lock: most tables of most calls have nothing that waits.
         table = self._tables.get(span)
         if table is None or not table.unsorted:
@@ -86,7 +86,7 @@ class RangeTimes:
             table.unsorted = [each for each in table.unsorted if each.last_ts > ts]
 
     def note_staged(self, span: Span, staged: RangeTime) -> None:
-        """A task staged a range."""
+        """Note that a task has staged a range."""
         with self._lock:
             _add(self._table(span).staged, staged)
 

@@ -279,7 +279,7 @@ class Acks:
             raise lost
 
     def release(self) -> None:
-        """Give up what is not kept any more of what is acknowledged."""
+        """Let the sorter clean acknowledged rows that are not kept any more."""
         with self._changed:
             busy = self._tables.busy()
         for table in busy:
@@ -287,7 +287,9 @@ class Acks:
         self._give_up(busy)
 
     def _moved(self, tables: list[TableSink], *, news: bool = False) -> None:
-        """The tables' checkpoints moved, or (`news`) those of tables that have nothing."""
+        """Free what these tables, whose checkpoints have moved, need no more; `news`: those of
+        tables without rows have moved.
+        """
         if not tables and not news:
             return
         self._give_up(tables)
@@ -295,7 +297,9 @@ class Acks:
         self._dispatcher.memory_freed()
 
     def _give_up(self, tables: list[TableSink]) -> None:
-        """Let the sorter clean what is not kept of the tables, and tables go that have ended."""
+        """Let the sorter clean the tables' rows that are not kept, and remove tables that have
+        ended.
+        """
         # Said before it is done: whoever plans meanwhile must not take rows that go for none.
         with self._changed:
             cleaned = [self._tables.note_cleaned(table) for table in tables]

@@ -114,23 +114,24 @@ class RowCounts:
         self._read = 0
 
     def read(self, rows: int) -> None:
-        """So many more rows were read."""
+        """Count rows that were read from the sorter."""
         self._read += rows
 
     def complete(self, ts: int) -> None:
-        """All rows read so far have a commit_ts <= `ts`, and no others have."""
+        """Note that the rows read so far are exactly those with a commit_ts <= `ts`."""
         if ts > self._ts[-1]:
             self._ts.append(ts)
             self._rows.append(self._read)
 
     def drop_up_to(self, ts: int) -> None:
-        """No range below `ts` is handed out any more."""
+        """Forget what only ranges below `ts` need: none of them is handed out any more."""
         floor = bisect.bisect_right(self._ts, ts) - 1
         if floor > 0:
             del self._ts[:floor], self._rows[:floor]
 
     def hand_out(self, start_ts: int, end_ts: int, rows: int) -> None:
-        """`rows` rows are about to be handed out for `(start_ts, end_ts]`, which is staged.
+        """Check the number of rows before they are handed out for `(start_ts, end_ts]`, which is
+        staged.
 
         Raises:
             SinkRowsLostError: rows are missing, or there are too many.

@@ -40,7 +40,7 @@ class Incarnation:
     version: int
     start_ts: int
     born: bool
-    """It is new at `start_ts`, so it has no rows at or below it."""
+    """Whether the table is new at `start_ts`, so that it has no rows at or below it."""
 
 
 class TableSink:
@@ -109,7 +109,7 @@ class TableSink:
         return self.resolved_ts if self.resolved_ts < self.end_ts else MAX_TS
 
     def resolve(self, ts: int) -> None:
-        """The sorter has everything up to `ts`."""
+        """Note that the sorter has all of the table's rows up to `ts`."""
         with self._lock:
             self.resolved_ts = max(ts, self.resolved_ts)
 
@@ -198,7 +198,7 @@ class TableSink:
                 raise
 
     def lose(self, err: TableDamagedError) -> None:
-        """Rows were lost: refuse whatever is asked from now on."""
+        """Note that rows were lost: from now on reads and acknowledgements are refused."""
         if self.lost is None:
             self.lost = err
             metrics.ROWS_LOST.inc()

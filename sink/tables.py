@@ -196,24 +196,26 @@ class TableSinks:
         return self._counted(self._tables)
 
     def busy(self) -> list[TableSink]:
-        """Those that have something."""
+        """The tables of the whole that may have rows in the sorter, or staged ones."""
         return self._counted(self._busy)
 
     def with_rows(self) -> list[TableSink]:
-        """The same, and those that stand by and have something."""
+        """The same, and those of the tables that stand by."""
         return list(self._busy.values())
 
     def note_rows(self, table: TableSink) -> None:
-        """The table has rows."""
+        """Note that the table has rows."""
         self._busy[table.span] = table
 
     def note_empty(self, table: TableSink) -> None:
-        """The table has no rows any more."""
+        """Note that the table has no rows any more."""
         if self._busy.get(table.span) is table:
             del self._busy[table.span]
 
     def resolve(self, table: TableSink, ts: int) -> bool:
-        """The table is complete up to `ts`; returns whether the whole is further than before."""
+        """Note that the table is complete up to `ts`; returns whether the whole is further than
+        before.
+        """
         before = self._least(self._resolved, 0)
         table.resolve(ts)
         if table.span not in self._standby:
@@ -221,7 +223,7 @@ class TableSinks:
         return self._least(self._resolved, MAX_TS) > before
 
     def end(self, table: TableSink, ts: int) -> None:
-        """The table has no rows above `ts`."""
+        """Note that the table has no rows above `ts`."""
         table.end_ts = ts
         self._ended_ts = max(self._ended_ts, ts)
         self._ended[table.span] = table
@@ -230,7 +232,7 @@ class TableSinks:
         self._note_checkpoint(table)
 
     def reopen(self, table: TableSink, ts: int) -> bool:
-        """The table has rows above `ts`; False: it had not ended."""
+        """Let a table that had ended have rows above `ts`; False: it had not ended."""
         if self._ended.pop(table.span, None) is None:
             return False
         table.reopen(ts)
@@ -241,12 +243,14 @@ class TableSinks:
         return True
 
     def acknowledged(self, table: TableSink) -> None:
-        """The table's checkpoint moved; a table that has left meanwhile is no error."""
+        """Note that the table's checkpoint has moved; one that has left meanwhile is no error."""
         if self._tables.get(table.span) is table:
             self._note_checkpoint(table)
 
     def note_cleaned(self, table: TableSink) -> int:
-        """The table's rows at or below the returned ts are to go."""
+        """Note that the table is about to be cleaned up to the ts that is returned: no plan may
+        begin below it from now on.
+        """
         cleaned_ts = table.cleaned_ts
         self.most_cleaned_ts = max(self.most_cleaned_ts, cleaned_ts)
         return cleaned_ts

@@ -124,6 +124,7 @@ class _View:
                     yield last
             self._check_end(last[0] if last else b"", lower, upper, reverse=reverse)
         except plyvel.Error as err:
+            # What was given so far is whole: the damage lies behind it.
             if last and reverse:
                 upper = last[0]
             elif last:

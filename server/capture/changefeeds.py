@@ -76,9 +76,9 @@ class Changefeeds:
         self._safepoints = ChangefeedSafePoints(pd, only)
         self._filters = FilterUpdates(self._records)
         self._changing = asyncio.Lock()
-        self._doubted: set[str] = set()
+        self._unknown_outcomes: set[str] = set()
         """Changefeeds of which a change was sent, and whether it is in force is not known: they do
-        not run before the metadata has told (`_look_again`).
+        not run before the metadata has told (`_read_again`).
         """
         self._saver = CheckpointSaver(
             self.feeds,
@@ -86,7 +86,7 @@ class Changefeeds:
             self._safepoints,
             self._changing,
             CheckpointHandlers(
-                self._on_lost, self._end, self._go_on_with_filter, self._look_at_doubted
+                self._on_lost, self._end, self._go_on_with_filter, self._read_unknown_outcomes
             ),
         )
         self._tasks: asyncio.TaskGroup | None = None
@@ -140,7 +140,7 @@ class Changefeeds:
                     self._is_leaving = True
         finally:
             self._tasks = None
-            self._doubted.clear()
+            self._unknown_outcomes.clear()
             ended = list(self.feeds.values())
             self.feeds.clear()
             # It may run elsewhere next, and nobody would delete its sorted rows here.
@@ -290,7 +290,7 @@ class Changefeeds:
                     await feed.stop()
                     saved_source = source
             finally:
-                if begins_anew and feed.id not in self._doubted:
+                if begins_anew and feed.id not in self._unknown_outcomes:
                     # Where nothing was saved, the source stays the one of before.
                     history = feed.catalog.history
                     await feed.restart_at(feed.checkpoint_ts, history, source=saved_source)
@@ -358,7 +358,7 @@ class Changefeeds:
             return await self._filters.planned(feed, info, update, offered_ts)
         except MetaUnavailableError:
             # Readers must not pass the ts that may be chosen by now.
-            self._doubt(feed)
+            self._note_unknown_outcome(feed)
             raise
 
     async def _go_on_with_filter(self, feed: Feed) -> None:
@@ -368,7 +368,7 @@ class Changefeeds:
         try:
             info, changes = await self._filters.next_step(feed)
         except MetaUnavailableError:
-            self._doubt(feed)
+            self._note_unknown_outcome(feed)
             raise
         except TidemarkError as err:
             feed.filter_error = err.message
@@ -502,7 +502,7 @@ class Changefeeds:
         try:
             await self._records.restart(info, start, feed.readers.named())
         except UnavailableError:
-            self._doubt(feed)
+            self._note_unknown_outcome(feed)
             raise
         await feed.restart_at(start_ts, [start], info=info)
         feed.readers.restart_at(start_ts)
@@ -530,8 +530,8 @@ class Changefeeds:
     async def _changeable(self, changefeed: str, *, readable: bool = True) -> Feed:
         """A changefeed that is to be changed, as the metadata has it; under the lock."""
         self._check_active()
-        if changefeed in self._doubted:
-            await self._look_again(changefeed)
+        if changefeed in self._unknown_outcomes:
+            await self._read_again(changefeed)
         feed = self.feed(changefeed)
         if readable and not feed.is_info_readable:
             # Whatever was written now would take the place of what another version can read.
@@ -540,19 +540,19 @@ class Changefeeds:
             )
         return feed
 
-    def _doubt(self, feed: Feed) -> None:
-        """A change of a changefeed that has stopped got no answer: what is in memory may be of
-        before, and nothing may be written by it.
+    def _note_unknown_outcome(self, feed: Feed) -> None:
+        """Note that a change of a changefeed that has stopped got no answer. What is in memory may
+        be older than the metadata, so nothing is written by it before that was read again.
         """
-        self._doubted.add(feed.id)
+        self._unknown_outcomes.add(feed.id)
         feed.info_saved = True
 
-    async def _look_at_doubted(self) -> None:
-        """Take over what the metadata says of changefeeds whose last change has no answer."""
-        for changefeed in sorted(self._doubted):
-            await self._look_again(changefeed)
+    async def _read_unknown_outcomes(self) -> None:
+        """Take over what the metadata says of changefeeds whose last change got no answer."""
+        for changefeed in sorted(self._unknown_outcomes):
+            await self._read_again(changefeed)
 
-    async def _look_again(self, changefeed: str) -> None:
+    async def _read_again(self, changefeed: str) -> None:
         """Take over a changefeed as the metadata has it, as a new owner would; under the lock.
 
         Raises:
@@ -564,7 +564,7 @@ class Changefeeds:
         before = self.feeds.pop(changefeed, None)
         if before is not None:
             await before.stop()
-        self._doubted.discard(changefeed)
+        self._unknown_outcomes.discard(changefeed)
         _log.warning(
             "changefeed is as the metadata has it",
             changefeed=changefeed,

@@ -63,7 +63,7 @@ from storage.tasks import background_tasks
 _log = structlog.get_logger(__name__)
 _ASKING_THREADS: Final = 32
 _FORWARDING_THREADS: Final = 128
-"""Each reader whose changefeed is elsewhere takes one while it waits for rows."""
+"""A reader whose changefeed runs on another capture takes one of them while it waits for rows."""
 
 
 @asynccontextmanager
@@ -123,7 +123,7 @@ async def _upstream(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
-    """This capture as one of a cluster: what it runs, and how it reaches the others."""
+    """This capture as a member of its cluster: what it runs, and how it reaches the others."""
 
     identity: str
     host: Host
@@ -134,7 +134,7 @@ class _Member:
     flight_feeds: CaptureFeeds
 
     def pullers(self) -> list[TablePuller]:
-        """Of its own changefeeds, and of the shares that it has of others."""
+        """The pullers of its own changefeeds, and those of the shares that it has of others."""
         return [*self.maintainers.pullers(), *self.host.pullers()]
 
 
@@ -142,7 +142,7 @@ class _Member:
 async def _member(
     config: CaptureConfig, security: SecurityConfig, identity: str, context: SourceContext
 ) -> AsyncIterator[_Member]:
-    """What a capture has before it listens."""
+    """The parts of a capture that exist before it listens, for the block."""
     directory, meta = config.directory, context.meta
     assert meta is not None, "a capture has the metadata"
     # Sorted rows are a cache of the upstream: what an earlier process left belongs to a run that
@@ -249,7 +249,7 @@ def _rpc_server(security: SecurityConfig, services: Mapping[str, object]) -> Rpc
 
 
 def _peer_access(config: CaptureConfig, security: SecurityConfig) -> PeerAccess:
-    """How other captures are called: by this one's own token, or the one that all readers share.
+    """The access to other captures: with this one's own token, or the one that all readers share.
 
     Raises:
         TokenFileError: its file cannot be read, or holds no token.
@@ -289,7 +289,9 @@ async def _worker_processes(
 def _maintainers(
     identity: str, context: SourceContext, fence: Fence, peers: Peers, resources: Resources
 ) -> Maintainers:
-    """What this capture runs: as the owner by `fence`, and as a maintainer of logs."""
+    """The changefeeds that this capture runs: the cluster's as the owner, whose writes `fence`
+    guards, and those of logs as their maintainer.
+    """
     meta, pd = context.meta, context.pd
     assert meta is not None, "a capture has the metadata"
     make_processor = _processors(peers, resources)
@@ -308,7 +310,7 @@ def _maintainers(
 
 
 def _processors(peers: Peers, resources: Resources) -> MakeProcessor:
-    """What runs the changefeeds: all workers, or this process."""
+    """The factory of what runs a changefeed: all workers, or this process."""
 
     def processor(assignment: Assignment) -> Processor:
         if assignment.source.per_table:
@@ -331,7 +333,9 @@ def _executor(threads: int, name: str) -> Iterator[Executor]:
 
 @asynccontextmanager
 async def _hosting(directory: Path, resources: Resources) -> AsyncIterator[Host]:
-    """Runs shares of changefeeds for the owner, for the block."""
+    """The host of shares, for the block: it runs the tables of changefeeds that their owners give
+    to this capture.
+    """
     shares = replace(
         resources, context=host_context(resources.context), directory=directory / SHARES
     )
@@ -346,7 +350,7 @@ async def _hosting(directory: Path, resources: Resources) -> AsyncIterator[Host]
 
 
 async def _shown(maintainers: Maintainers) -> None:
-    """Show the changefeeds' gauges until cancelled."""
+    """Export the changefeeds' gauges until cancelled."""
     collector = FeedCollector(lambda: list(maintainers.feeds.values()))
     REGISTRY.register(collector)
     try:

@@ -44,7 +44,7 @@ class Fence:
         """The capture has created the key, at `revision`."""
         self.revision = revision
         self._written = revision
-        self._is_doubted = False
+        self._has_unknown_outcome = False
         self._settling = asyncio.Lock()
 
     @property
@@ -58,9 +58,11 @@ class Fence:
         """Holds while the key is this capture's."""
         return Compare.created_at(self.key, self.revision or -1)
 
-    def doubt(self) -> None:
-        """A write has no answer: whether it is carried out, or will be, is not known."""
-        self._is_doubted = True
+    def note_unknown_outcome(self) -> None:
+        """Note that a write got no answer: whether it was carried out, or still will be, is not
+        known.
+        """
+        self._has_unknown_outcome = True
 
     async def settled(self, meta: Meta) -> None:
         """Return when nothing that was sent before can be carried out any more.
@@ -70,7 +72,7 @@ class Fence:
             MetaUnavailableError: nobody answers.
         """
         async with self._settling:
-            if not self._is_doubted:
+            if not self._has_unknown_outcome:
                 return
             pair = await meta.get(self.key)
             if pair is None or pair.create_revision != self.revision:
@@ -82,7 +84,7 @@ class Fence:
                 raise _lost() from None
             if not result.succeeded:
                 raise _lost()
-            self._written, self._is_doubted = result.revision, False
+            self._written, self._has_unknown_outcome = result.revision, False
 
 
 async def free_from_dead(meta: Meta, key: bytes, capture: str, lease: int) -> KeyValue | None:
@@ -138,14 +140,14 @@ class FencedMeta:
             try:
                 result = await self._meta.txn([fence, *compares], success, failure)
             except (MetaUnavailableError, asyncio.CancelledError):
-                self._fence.doubt()
+                self._fence.note_unknown_outcome()
                 raise
             if result.succeeded or (compares and await self._holds(fence)):
                 return result
             # The key is lost, which `settled` finds out, or it was written again: for another write
-            # that was in doubt, or by a request for that which has arrived only now.
+            # whose outcome was unknown, or by a request for that which has arrived only now.
             if fence == self._fence.compare:
-                self._fence.doubt()
+                self._fence.note_unknown_outcome()
 
     async def _holds(self, fence: Compare) -> bool:
         """Whether the transaction failed because of the caller's own comparison, not because the

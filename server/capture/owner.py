@@ -210,7 +210,7 @@ class Owner(Changefeeds):
             except UnavailableError:
                 # The answer of the write was lost: the record may be there, and then needs its
                 # history. The creation's safepoint stays until `CheckpointSaver` sweeps it.
-                self._doubted.add(new.id)
+                self._unknown_outcomes.add(new.id)
                 raise
             except Exception:
                 await self._safepoints.end_creation(creating)
@@ -338,8 +338,8 @@ class Owner(Changefeeds):
             NotOwnerError, ChangefeedExistsError: it cannot.
         """
         self._check_active()
-        if changefeed in self._doubted:
-            await self._look_again(changefeed)
+        if changefeed in self._unknown_outcomes:
+            await self._read_again(changefeed)
         if changefeed in self.feeds:
             raise ChangefeedExistsError(
                 f"changefeed {changefeed} exists already; choose another id or remove it"

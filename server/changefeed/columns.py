@@ -106,6 +106,7 @@ class ColumnRules:
         decided = {} if before is None else _decided(before, table)
         columns: list[str] = []
         renamed: dict[str, str] = {}
+        # By identity: a column that is renamed upstream stays taken, or left out, as it was.
         for identity, column in by_identity(table, before or table).items():
             pattern = None if rule is None else rule.pattern_of(column.name)
             shown = _shown(table, column.name, pattern, decided.get(identity))

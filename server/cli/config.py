@@ -118,7 +118,7 @@ def _checked(path: str) -> str:
             continue
         settings = Settings(name, section, document=document, environ={}, flags={})
         # Each daemon reads the sections that all have; a fault of one is told once.
-        faults |= dict.fromkeys(settings.told_faults(is_meant=name in document))
+        faults |= dict.fromkeys(settings.fault_texts(is_meant=name in document))
     if faults:
         raise ConfigError("; ".join(faults))
     return f"{os.fspath(path)} can be used; it has the sections {', '.join(document) or '(none)'}"

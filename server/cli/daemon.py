@@ -191,7 +191,9 @@ def run_demo(argv: Sequence[str]) -> int:
 def _deferred(
     module: str, name: str
 ) -> Callable[[Any, SecurityConfig], AbstractAsyncContextManager[Endpoints]]:
-    """A daemon's `open_…`, imported when it is called: `--help` needs the settings only."""
+    """A daemon's `open_…` function, whose module is imported when it is called: `--help` needs the
+    settings only.
+    """
 
     def open_daemon(
         config: Any, security: SecurityConfig
@@ -240,21 +242,21 @@ class Settings:
         return self._settings[section]
 
     def check(self) -> None:
-        """Raise what is refused: the error itself if there is one, or all in a ConfigError."""
+        """Raise the only fault as it is, or all of them as one ConfigError."""
         if len(self._faults) == 1:
             raise self._faults[0][1]
         if self._faults:
-            raise ConfigError("; ".join(self.told_faults()))
+            raise ConfigError("; ".join(self.fault_texts()))
 
-    def told_faults(self, *, is_meant: bool = True) -> list[str]:
-        """Return the faults with the sections that hold them; without `is_meant` only those that do
-        not depend on the daemon.
+    def fault_texts(self, *, is_meant: bool = True) -> list[str]:
+        """The faults, each with the section that holds it. With `is_meant` False, only those that
+        do not depend on which daemon reads the settings.
         """
         faults = self._faults if is_meant else self._faults[: self._own_faults]
         return list(dict.fromkeys(f"in [{key}]: {err.message}" for key, err in faults))
 
     def _check_daemon(self, config: Any, security: SecurityConfig) -> None:
-        """Check what the daemon does with several settings."""
+        """Check settings that depend on each other, or on files."""
         for field in dataclasses.fields(config):
             if field.name in _LISTENING and (address := getattr(config, field.name)):
                 with self._noting(self._name):
@@ -329,7 +331,7 @@ def daemon_parser(command: str, section: type[Any]) -> Parser:
 
 
 def _description(command: str) -> str | None:
-    """What a command does, as a sentence; None of one that users do not call."""
+    """What a command does, as a sentence; None for a command that users do not call."""
     summaries = COMMANDS | {f"spark {verb}": text for verb, (_, text) in SPARK_VERBS.items()}
     summary = summaries.get(command)
     return summary and f"{summary[0].upper()}{summary[1:]}."
@@ -345,7 +347,9 @@ def demo_parser() -> Parser:
 
 
 def _check_own_variables(sections: dict[str, type[Any]]) -> None:
-    """Variables of other daemons are not our business; a misspelt one of ours is an error."""
+    """Refuse variables of this daemon that name no setting; those of other daemons are left to
+    them.
+    """
     names = {*SECTIONS, *sections}
     own = {
         variable: text
@@ -363,7 +367,7 @@ def _section_of(variable: str, names: set[str]) -> str:
 
 
 def run_play(argv: Sequence[str]) -> int:
-    """`tidemark play`: run the playground until Ctrl-C or SIGTERM, which are its good end."""
+    """`tidemark play`: run the playground until Ctrl-C or SIGTERM, after which it exits with 0."""
     from server.play.playground import PlayConfig, play
 
     flags = vars(play_parser().parse_args(list(argv)))

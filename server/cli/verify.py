@@ -103,7 +103,7 @@ async def run_verify(remote: Remote, arguments: argparse.Namespace) -> Output:
     progress = Progress()
     try:
         _check_flags(arguments)
-        async with background_tasks(_tell(progress, as_json=arguments.json)):
+        async with background_tasks(_print_progress(progress, as_json=arguments.json)):
             report = await _in_time(remote, arguments, progress)
     except TidemarkError as err:
         return _failed(str(err), progress)
@@ -150,7 +150,7 @@ async def _in_time(remote: Remote, arguments: argparse.Namespace, progress: Prog
         ) from None
 
 
-async def _tell(progress: Progress, *, as_json: bool) -> None:
+async def _print_progress(progress: Progress, *, as_json: bool) -> None:
     """Progress on standard error, every few seconds, also while nothing comes;
     cancelled at the end.
     """

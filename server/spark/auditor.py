@@ -127,7 +127,7 @@ class Auditor:
                         backoff.reset()
                         await self._pause(_LOOK_S)
             except Exception as err:  # noqa: BLE001 - whatever it is, the job goes on
-                self._tell(err)
+                self._log_failure(err)
             await asyncio.sleep(backoff.next_s())
 
     @asynccontextmanager
@@ -192,7 +192,7 @@ class Auditor:
                 self._began_s = float("-inf")
                 raise error from err
             plan.failed(table, time.monotonic())
-            self._tell(error, table=table)
+            self._log_failure(error, table=table)
         finally:
             self._ended_s = time.monotonic()
 
@@ -217,7 +217,7 @@ class Auditor:
     async def _pause(self, seconds: float) -> None:
         await wait_at_most(self._wake, seconds)
 
-    def _tell(self, err: Exception, **context: Any) -> None:
+    def _log_failure(self, err: Exception, **context: Any) -> None:
         error = request_error(err, "audit", changefeed=self._changefeed)
         metrics.AUDIT_ERRORS.labels(self._changefeed, error.code).inc()
         _log.warning(

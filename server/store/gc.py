@@ -257,7 +257,7 @@ class AutoGc:
         Raises:
             PdUnavailableError: the coordinator is silent.
         """
-        self._heard(await self.pd.gc_safe_point())
+        self._note_safe_point(await self.pd.gc_safe_point())
         return self.newest
 
     async def _poll(self) -> None:
@@ -268,7 +268,7 @@ class AutoGc:
                 _log.warning("gc safepoint is not known", error=err.message)
             await asyncio.sleep(self.poll_interval_s)
 
-    def _heard(self, safe_point: int) -> None:
+    def _note_safe_point(self, safe_point: int) -> None:
         # A coordinator that has just taken over may answer an older one; GC does not go back.
         self.newest = max(self.newest, safe_point)
         self._moved.set()

@@ -271,6 +271,8 @@ def pessimistic_lock_response(
     response = kvrpcpb.PessimisticLockResponse()
     if _is_forced(request):
         for key in locked:
+            # A key that was locked in spite of a newer version has its value in any case: the
+            # client decided by an older one, and has to look again.
             value = key.value or b"" if request.return_values or key.conflict_ts else b""
             kind = (
                 kvrpcpb.LockResultLockedWithConflict

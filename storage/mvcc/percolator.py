@@ -84,6 +84,7 @@ def commit(draft: Draft, keys: Sequence[bytes], start_ts: int, commit_ts: int) -
         if lock is not None and lock.start_ts == start_ts:
             commit_lock(draft, key, encoded, lock, commit_ts)
             continue
+        # A client that got no answer commits again: a key that is committed is no error then.
         recorded = outcome(draft, encoded, start_ts)
         if recorded is None or recorded[0] == ROLLBACK:
             raise TxnLockNotFoundError(key, start_ts, commit_ts)

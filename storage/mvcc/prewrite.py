@@ -368,6 +368,9 @@ def _lock_all(
             continue
         kind, value, short = _stored_value(draft, item, txn.start_ts)
         key, current = item.mutation.key, item.lock
+        # A pessimistic lock may have got a longer life by heartbeats, and a later min_commit_ts by
+        # readers: neither is taken back. Whoever resolves an async commit finds the other keys in
+        # the primary's lock, and only there.
         lock = Lock(
             kind,
             txn.primary,

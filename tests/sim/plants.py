@@ -24,7 +24,7 @@ PLANTS = {
     "unfenced": (FencedMeta, "txn", _unfenced),
     "unheld": (Maintainers, "check_held", lambda _: None),
     "stolen": (Maintainers, "_claimed", _stolen),
-    "undoubted": (Fence, "doubt", lambda _: None),
+    "undoubted": (Fence, "note_unknown_outcome", lambda _: None),
 }
 """Captures that have lost a key write, or serve; a key is taken from whoever has it; a write that
 got no answer arrives behind later ones.

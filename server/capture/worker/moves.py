@@ -279,7 +279,7 @@ class TableMover:
         traffic = await asyncio.to_thread(self._tables.traffic)
         count = sum(map(len, self._tables.placement.tables().values()))
         placement = self._tables.placement
-        return _Division(Balance(weights(count, traffic), slack), placement.is_apart)
+        return _Division(Balance(weights(count, traffic), slack), placement.is_only_part)
 
     def _resting(self) -> set[Span]:
         """The tables that moved lately."""
@@ -530,7 +530,7 @@ class _Division:
     """Tables are being divided: by weights that stay the same, and each moves once at most."""
 
     balance: Balance
-    is_apart: Callable[[Worker, Span], bool]
+    is_only_part: Callable[[Worker, Span], bool]
     """Whether a worker has no other part of the table."""
     moved: set[Span] = field(default_factory=set)
     """They do not move again, except away from a worker that leaves."""
@@ -549,7 +549,7 @@ class _Division:
         def can_move_again(span: Span) -> bool:
             return (span not in self.moved or span in leaving) and can_move(span)
 
-        return next_move(tables, staying, can_move_again, self.balance, self.is_apart)
+        return next_move(tables, staying, can_move_again, self.balance, self.is_only_part)
 
 
 async def _next(

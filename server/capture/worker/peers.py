@@ -243,7 +243,7 @@ class Peers:
                 refused[record.id] = reason
             else:
                 reached[record.id] = self._peer(record)
-        self._tell(reached, refused)
+        self._log_changes(reached, refused)
         self._reached, self._refused = reached, refused
         for worker in self._own:
             if isinstance(worker, LocalWorker):
@@ -270,7 +270,7 @@ class Peers:
             return f"its version is {record.version}, not {own_version}"
         return await _unreachable(record)
 
-    def _tell(self, reached: Mapping[str, PeerCapture], refused: Mapping[str, str]) -> None:
+    def _log_changes(self, reached: Mapping[str, PeerCapture], refused: Mapping[str, str]) -> None:
         """Log which captures have come and gone."""
         for name in reached.keys() - self._reached.keys():
             _log.info("capture runs shares", capture=name, address=reached[name].record.address)

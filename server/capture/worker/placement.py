@@ -97,7 +97,7 @@ class TablePlacement(Generic[W]):
             for span, worker in shape.items():
                 self._add(span, worker)
 
-    def is_apart(self, worker: W, span: Span) -> bool:
+    def is_only_part(self, worker: W, span: Span) -> bool:
         """Whether the worker has no other part of the table that a part belongs to."""
         others = self.parts(self.whole(span))
         return all(self._worker_of.get(other) != worker for other in others if other != span)

@@ -61,7 +61,7 @@ def registered(store: metapb_pb2.Store, stores: Mapping[int, metapb_pb2.Store]) 
         raise RefusedError(pdpb_pb2.STORE_TOMBSTONE, "store is tombstone")
     if not store.id or not store.address:
         raise _refused(f"invalid put store {one_line(store)}: it needs an id and an address")
-    version_of(store)
+    version_of(store)  # refuses what is none
     for other in stores.values():
         if other.id != store.id and not is_removed(other):
             _check_addresses(store, other)

@@ -59,7 +59,7 @@ class Followed:
 def differing(
     followed: Mapping[TableName, Columns | None], catalogue: Mapping[TableName, Columns | None]
 ) -> dict[TableName, str]:
-    """Why tables are others than what was followed. Pure.
+    """The reason for each table that differs between the log and the server, by name. Pure.
 
     `catalogue` has all tables that the changefeed would take. None: the columns are not compared.
     """
@@ -99,7 +99,9 @@ def _shown(columns: Columns) -> dict[str, Column | None]:
 
 
 class CatalogueCheck:
-    """The looks at one changefeed's tables; what the last one found stays with the source."""
+    """Compares one changefeed's tables with the server's again and again; `differences` are those
+    of the last comparison.
+    """
 
     def __init__(self, changefeed: str, options: MySqlOptions) -> None:
         self.differences: Mapping[TableName, str] = {}

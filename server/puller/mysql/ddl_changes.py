@@ -33,12 +33,12 @@ from server.puller.mysql.tables import (
     changed_alone,
     definition_of_table_map,
     first_column_id,
+    has_gh_ost_comment,
     is_incomplete,
     name_of,
     new_id,
     record_of,
     same_keys,
-    says_ghost,
 )
 from server.puller.mysql.transaction.scanner import FoundDefinition
 from server.puller.mysql.transaction.transactions import LoggedStatement
@@ -93,7 +93,7 @@ class DdlChanges:
             self._tables.check_new(logged, self._catalog.wants)
             return Effect()
         self._rows.ignored -= {action.to or action.name for action in logged.statement.actions}
-        by_ghost = says_ghost(logged.query.sql)
+        by_ghost = has_gh_ost_comment(logged.query.sql)
         return self._tables.effect(logged.statement, self._catalog.wants, by_ghost=by_ghost)
 
     def _note_copy(self, statement: Statement) -> None:
@@ -311,12 +311,14 @@ class DdlChanges:
         """
         names = {before: name for name, before in effect.names_before.items()}
         moved = {names.get(name, name): "rows move beside the log" for name in effect.moved}
+        # A table that the dump is still copying begins anew, and so gets the rows that moved.
         if (
             moved
             and self._copying is not None
             and await self._copying.copies_anew(_dotted(effect.moved))
         ):
             moved = {}
+        # New tables are copied whole, with what they held before the changefeed knew them.
         filled = dict.fromkeys(effect.filled, "its rows are in no event")
         if filled and self._copying is not None and await self._copying.copies(_dotted(filled)):
             filled = {}

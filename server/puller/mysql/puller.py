@@ -322,7 +322,7 @@ class LogPuller:
             if self._is_quiet and log.stream.is_between_events:
                 await standstill.look(look_at_end)
             else:
-                standstill.heard()
+                standstill.note_arrival()
             await self._save_position()
             if self._upstream.catalogue is not None:
                 self._upstream.catalogue.give(self._followed)
@@ -349,6 +349,7 @@ class LogPuller:
                         self._upstream.listener.xa_moved(item.xid, waits=item.waits)
                 elif isinstance(item, UndecidedTimes):
                     yield item
+                # What was brought in force up to the start is in the tables that we began with.
                 elif item.commit_ts > self._start_ts:
                     if isinstance(item, UnclearSavepoint):
                         self._tables.check_savepoint(

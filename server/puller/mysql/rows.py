@@ -109,12 +109,16 @@ class LogRows:
         return table_id in self._empty
 
     def connected(self, *, mariadb: bool) -> None:
-        """The log is read from a server, perhaps another one."""
+        """Forget what the server has said about its tables: another connection has begun, perhaps
+        to another server.
+        """
         self._maps = TableMaps(mariadb=mariadb)
         self.tables_changed()
 
     def log_begins(self) -> None:
-        """The server's numbers of tables have another meaning now."""
+        """Forget the numbers by which row events name their tables: from here on the server gives
+        them out anew.
+        """
         self._maps.clear()
         self.tables_changed()
 
@@ -136,16 +140,18 @@ class LogRows:
         )
         while len(rest.events):
             groups = self._maps.group(rest.events)
-            strangers = self._strangers(groups)
+            mismatched = self._mismatched(groups)
             watermark = self._watermark(groups)
-            if strangers and (watermark is None or strangers[0].numbers[0] < watermark.numbers[0]):
-                event = int(strangers[0].numbers[0])
+            if mismatched and (
+                watermark is None or mismatched[0].numbers[0] < watermark.numbers[0]
+            ):
+                event = int(mismatched[0].numbers[0])
                 cut, end = rest.before(event), rest.through(event)
                 self._add_all(rest.cut(0, cut))
                 # Of two TABLE_MAPs of a table the first one is behind what nobody told.
                 maps = {
                     _name(group.table): group.table
-                    for group in reversed(strangers)
+                    for group in reversed(mismatched)
                     if group.numbers[0] < end
                 }
                 yield TableMapMismatch(maps, int(rest.commit_ts[event]))
@@ -176,7 +182,9 @@ class LogRows:
                 self._listener.changed(table.span, changes.keys)
 
     def _pass_watermark(self, part: _Run) -> None:
-        """The last transaction of `part` wrote watermarks."""
+        """Add the rows of `part`, then give its last transaction's watermarks to the listener, and
+        add what that returns.
+        """
         self._add_all(part)
         if self._listener is None:
             return
@@ -189,10 +197,12 @@ class LogRows:
         for span, batch in batches:
             self._rows.add(span, batch)
 
-    def _strangers(self, groups: Sequence[TableRows]) -> Sequence[TableRows]:
-        """Rows whose table is not known with these columns, in the order of the log."""
-        strangers = [group for group in groups if not self._is_known(group.table)]
-        return sorted(strangers, key=lambda group: int(group.numbers[0]))
+    def _mismatched(self, groups: Sequence[TableRows]) -> Sequence[TableRows]:
+        """The rows whose table has other columns in its TABLE_MAP than are known, or is not known,
+        in the order of the log.
+        """
+        mismatched = [group for group in groups if not self._is_known(group.table)]
+        return sorted(mismatched, key=lambda group: int(group.numbers[0]))
 
     def _is_known(self, table_map: TableMap) -> bool:
         name = _name(table_map)

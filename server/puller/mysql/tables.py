@@ -193,7 +193,7 @@ class Tables:
 
 
 class _Moves:
-    """Ids by name while the actions of one statement go by."""
+    """The ids of tables by their names, while the actions of one statement are applied in order."""
 
     def __init__(self, ids: dict[TableName, int], wants: Wants, *, by_ghost: bool) -> None:
         self._before = dict(ids)
@@ -249,9 +249,11 @@ class _Moves:
                 effect.names_before[name] = was
         gone = [name for name in before if name not in self._now and name not in effect.dropped]
         effect.dropped += gone
+        # What the statement itself has dropped again needs neither to be read nor to be copied.
         still = {*self._now, *effect.names_before.values()}
         effect.moved = [name for name in effect.moved if name in still]
         effect.filled = [name for name in effect.filled if effect.touched.get(name) == _NEW]
+        # Only a table that is new to the changefeed can lack rows from before.
         if not any(table_id == _NEW for table_id in effect.touched.values()):
             effect.foreign.clear()
         return effect
@@ -269,6 +271,7 @@ class _Moves:
         if table_id is None:
             table_id = self._hidden.pop(old, None)
         if not self._wants(*new):
+            # Under a name that the filter does not take; a later action may bring it back.
             if table_id is not None:
                 self._hidden[new] = table_id
             return
@@ -283,8 +286,8 @@ class _Moves:
         return next((name for name, each in self._before.items() if each == table_id), None)
 
 
-def says_ghost(sql: str) -> bool:
-    """Whether a statement has the comment that gh-ost puts into its own."""
+def has_gh_ost_comment(sql: str) -> bool:
+    """Whether a statement has the comment that gh-ost writes into each of its statements."""
     return bool(_GHOST.match(sql))
 
 
@@ -402,6 +405,7 @@ class StatementOutcome:
             return self._created(tree)
         if before is None:
             raise LostError("it was not followed until now")
+        # ALTER … RENAME names the table as it was before, `name` as it is behind the statement.
         if isinstance(tree, AlterTable) and effect.names_before.get(name, name) == tree.name:
             tracked = altered(before, tree, self._context)
             return replace(tracked, table=replace(tracked.table, name=name[1]))

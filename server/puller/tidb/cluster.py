@@ -218,6 +218,7 @@ async def unwritten_rows(
             table=table.name,
             ddl_ts=max(removed.ts, reread),
         )
+    # A run that begins behind the DDL has had these rows before.
     if start_ts <= removed.ts:
         rewritten_in = part_spans(table.record) if own_keys else ()
         async for batch in _removed(

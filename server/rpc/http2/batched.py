@@ -183,6 +183,7 @@ class BatchedStream(Stream):
             self.finish(*status_of(answer))
             return
         self.send_message(answer)
+        # A client that does not read its answers must not fill our memory with them.
         if self.unsent_bytes > _MAX_UNREAD_BYTES:
             self.finish(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "the answers of this stream are not read"

@@ -158,9 +158,9 @@ class FeedHub:
             self._resolved_everywhere, min(self._resolved.values(), default=0)
         )
         metrics.show_resolved_ts(self._resolved_everywhere)
-        self._tell_resolved()
+        self._send_resolved()
 
-    def _tell_resolved(self) -> None:
+    def _send_resolved(self) -> None:
         by_outbox: dict[Outbox, dict[tuple[int, int], list[int]]] = {}
         for region_id, listed in self._by_region.items():
             for subscription, outbox in listed:

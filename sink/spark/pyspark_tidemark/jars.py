@@ -158,7 +158,7 @@ def main() -> int:
         for lake in JARS if _ALL in given.formats else given.formats or _FORMATS:
             if lake not in JARS:
                 parser.error(f"there are no jars for {lake!r}; there are for {', '.join(JARS)}")
-            _install_apart(given.dir, lake)
+            _install_in_process(given.dir, lake)
         if given.dir == default_directory():
             _make_start_fast(given.dir, with_archive=not given.no_class_archive)
     except SourceError as err:
@@ -196,12 +196,12 @@ def install_some(directory: Path, formats: Iterable[str]) -> None:
     """
     for lake in _FORMATS.keys() & {*formats}:
         try:
-            _install_apart(directory, lake)
+            _install_in_process(directory, lake)
         except SourceError as err:
             sys.stderr.write(f"WARNING: {err}\n")
 
 
-def _install_apart(directory: Path, lake: str) -> None:
+def _install_in_process(directory: Path, lake: str) -> None:
     """A JVM resolves packages only when it starts, so each format has a process of its own."""
     if present(directory, lake):
         return

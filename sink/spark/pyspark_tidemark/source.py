@@ -83,6 +83,7 @@ def _columns_sent(options: Options) -> StructType:
         return from_arrow_schema(ENVELOPE_SCHEMA)
     changefeed = Changefeed(options)
     described = changefeed.describe(options.schema_ts, retry_s=FIRST_S)
+    # Rows begin at startTs then, and have the columns that the table has there.
     if options.schema_ts is None and (options.start_ts or 0) > described.checkpoint_ts:
         described = changefeed.describe(options.start_ts)
     described_table = table_of(described, options.table)

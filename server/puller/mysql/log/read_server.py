@@ -149,10 +149,10 @@ class StandstillCheck:
         self._end: Place | None = None
         self._goes_on = False
         self._next_at = 0.0
-        self.heard()
+        self.note_arrival()
 
-    def heard(self) -> None:
-        """Something of the log has come."""
+    def note_arrival(self) -> None:
+        """Note that something of the log has arrived."""
         self._end, self._goes_on = None, False
         self._next_at = self._clock() + LOOK_EVERY_S
 
@@ -173,7 +173,7 @@ class StandstillCheck:
         try:
             end = await log_end()
         except (MySqlPrivilegeError, MySqlStatementError):
-            self.heard()  # nobody may ask
+            self.note_arrival()  # nobody may ask
             return
         self._goes_on = self._end not in (None, end)
         self._end = end

@@ -35,14 +35,14 @@ from storage.mysql.event import Events
 QUEUE_BYTES: Final = 16 << 20
 TAKE_BYTES: Final = 4 << 20
 GATHER_S: Final = 0.05
-"""Takes of little lie so far apart: each one costs as much as a thousand rows, in here, in the
-sorter and in the sink. What comes after a silence is taken at once.
+"""The time between two takes of few bytes: each take costs as much as a thousand rows, in here, in
+the sorter and in the sink. What comes after a silence is taken at once.
 """
 GATHER_BYTES: Final = 256 << 10
-"""What is worth a take of its own."""
+"""So many bytes are taken at once, however short ago the last take was."""
 RECEIVE_PAUSE_S: Final = 0.005
-"""Between two receives of little: small transactions come one by one, and to be woken for each
-costs more than to decode it.
+"""The time between two receives of few bytes: small transactions arrive one by one, and to wake up
+for each costs more than to decode it.
 """
 _RECEIVE_BYTES = 1 << 20
 _LITTLE_BYTES = 16 << 10

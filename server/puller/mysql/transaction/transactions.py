@@ -316,6 +316,7 @@ class Transactions:
             if kind in (Kind.DDL, Kind.ROWS, Kind.UNKNOWN):
                 behind = next_position(events, event_number)
                 self._open.statements.append((query, statement, behind))
+            # Without BEGIN the statement is the whole transaction: no COMMIT follows.
             if self._open.single:
                 yield from self._end(events, event_number)
 

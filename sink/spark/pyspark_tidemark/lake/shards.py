@@ -127,6 +127,7 @@ def merged_ddl(ddl: Ddl, before: Tables, now: Tables) -> Ddl:
                 "changefeed and target",
             )
     tables = [new_owners.get(name, name) for name in ddl.tables]
+    # Other shards keep their rows: one that is emptied or dropped only changes the merged table.
     truncated: list[str] = []
     for name in ddl.truncated:
         owner = old_owners.get(name) or new_owners.get(name)

@@ -237,7 +237,9 @@ async def test_what_is_in_memory_is_what_the_metadata_has_after_a_change_without
 
 def is_settled(owner):
     feeds = owner.feeds.values()
-    return not owner._doubted and all(each.info_saved and not each.is_ending for each in feeds)
+    return not owner._unknown_outcomes and all(
+        each.info_saved and not each.is_ending for each in feeds
+    )
 
 
 def told(feed):

@@ -14,7 +14,7 @@ import pytest
 
 from server.cli import verify
 from server.cli.arguments import seconds
-from server.cli.verify import _in_time, _tell
+from server.cli.verify import _in_time, _print_progress
 from server.verify.errors import VerifyTimeoutError
 from server.verify.progress import LAKE, UPSTREAM, Progress
 
@@ -86,7 +86,7 @@ async def test_progress_is_told_while_nothing_comes(monkeypatch, capsys, as_json
     monkeypatch.setattr(verify, "_EVERY_S", 0.001)
     progress, said = Progress(), ""
     progress.enter("comparing checksums of key ranges", "shop.a")
-    telling = asyncio.get_running_loop().create_task(_tell(progress, as_json=as_json))
+    telling = asyncio.get_running_loop().create_task(_print_progress(progress, as_json=as_json))
     async with asyncio.timeout(60):
         while said.count("\n") < 2:
             await asyncio.sleep(0)

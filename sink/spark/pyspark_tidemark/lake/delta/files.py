@@ -205,10 +205,10 @@ class DeletionVectors:
 
 def written(layout: Layout, rows: Any) -> list[dict[str, Any]]:
     """The actions of new files with `rows` (pyarrow.Table), of each partition one."""
-    return [action for action, _ in written_apart(layout, rows)]
+    return [action for action, _ in written_by_partition(layout, rows)]
 
 
-def written_apart(layout: Layout, rows: Any) -> list[tuple[dict[str, Any], Any]]:
+def written_by_partition(layout: Layout, rows: Any) -> list[tuple[dict[str, Any], Any]]:
     """The same, each with the rows of its file."""
     actions = []
     for values, part in partitions.split(rows, layout.partition_columns):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_tidemark.lake.delta.files import as_stored, kept_as, without, written_apart
+from pyspark_tidemark.lake.delta.files import as_stored, kept_as, without, written_by_partition
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.fold import Folded
@@ -33,7 +33,7 @@ def masked_and_added(
     keys = pa.concat_tables([existing, again])
     removals = without(listing.layout, listing.files.values(), keys, key_columns)
     live = fitted(folded.live, listing.layout.schema)
-    new_files = written_apart(listing.layout, live)
+    new_files = written_by_partition(listing.layout, live)
     for action, rows in new_files:
         # The next cut that updates one of its rows need not read it.
         name_there = kept_as(listing.layout, action["add"], keys.schema)

@@ -16,11 +16,11 @@ from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.tables import (
     Tables,
+    has_gh_ost_comment,
     name_of,
     new_id,
     record_of,
     same_keys,
-    says_ghost,
 )
 from server.puller.mysql.transaction import scanner
 from server.puller.mysql.transaction.scanner import LogIndex, TableSearch, _answer, is_before
@@ -130,7 +130,7 @@ def test_a_table_that_takes_the_place_of_another_has_its_rows_by_gh_ost_only(
     query: str, reloaded: bool
 ) -> None:
     """Names alone prove nothing: a table that was filled by hand, or with --where, has others."""
-    statement, by_ghost = read_statement(query, "s"), says_ghost(query)
+    statement, by_ghost = read_statement(query, "s"), has_gh_ost_comment(query)
     found = tables().effect(statement, lambda _, name: name == "a", by_ghost=by_ghost)
     assert found.taken_over == {("s", "a")}
     assert found.reloaded == (found.taken_over if reloaded else set())
