@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -29,7 +28,6 @@ from server.capture.errors import (
     ChangeInterruptedError,
     NotOwnerError,
     SnapshotLostError,
-    TargetTsError,
 )
 from server.capture.feed import Feed, FeedFactory
 from server.capture.history_keeper import keep_histories
@@ -37,17 +35,20 @@ from server.capture.job_report import failed_by_job
 from server.capture.records import ChangefeedRecord
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import ChangefeedSafePoints
-from server.capture.update import ChangefeedUpdate, FilterPlan, FilterUpdates, plan_filter
-from server.changefeed.event_filter import EventFilters, check_ddl, check_rereads
+from server.capture.update import (
+    ChangefeedUpdate,
+    FilterPlan,
+    FilterUpdates,
+    check_open,
+    check_target,
+    plan_filter,
+)
 from server.changefeed.history import SchemaChange, by_id
 from server.changefeed.info import (
     ChangefeedInfo,
     RunningError,
     State,
-    check_same_sink,
 )
-from server.changefeed.routes import RouteRules, check_merging
-from server.changefeed.source import ON_UNCLEAR_DDL, with_option
 from server.changefeed.table import check_names
 from server.changefeed.terms import terms_of
 from server.puller.source import Source
@@ -191,7 +192,7 @@ class Changefeeds:
         """
         async with self._changing:
             feed = await self._changeable(changefeed)
-            _check_open(feed)
+            check_open(feed)
             await feed.stop()
             try:
                 await self._move(feed, State.STOPPED)
@@ -213,7 +214,7 @@ class Changefeeds:
         """
         async with self._changing:
             feed = await self._changeable(changefeed)
-            _check_open(feed)
+            check_open(feed)
             if failed_by_job(feed.info, feed.job) and not (overwrite_checkpoint_ts or with_now):
                 # Rows are being pulled all the time: only the lake job has to start again.
                 await self._forget_job(feed)
@@ -262,10 +263,14 @@ class Changefeeds:
         async with self._changing:
             feed = await self._changeable(changefeed)
             if update.changes_tables:
-                _check_open(feed)
+                check_open(feed)
             if update.target_ts is not None:
-                await _check_target(feed, update.target_ts)
-            info = await self._updated_info(feed.info, update)
+                await check_target(feed, update.target_ts)
+            info = update.applied_to(feed.info)
+            ignores_events = bool(update.terms_after(feed.info).event_filters)
+            await self._check_audit(
+                info.audit_s, info.sink_uri, info.source_uri, ignores_events=ignores_events
+            )
             for table in feed.tables:
                 check_names(table, format_of(info.sink_uri))
             # Made before anything is saved: a source refuses options that it does not know.
@@ -313,7 +318,7 @@ class Changefeeds:
         """
         async with self._changing:
             feed = await self._changeable(changefeed)
-            _check_open(feed)
+            check_open(feed)
             # What it begins with is not given up meanwhile.
             async with feed.history.changing:
                 # It holds from here on; a crash before the record is there tells nobody that it
@@ -348,7 +353,7 @@ class Changefeeds:
         """
         self._check_active()
         feed = self.feed(changefeed)
-        _check_open(feed)
+        check_open(feed)
         return await plan_filter(feed, await update.with_salt())
 
     async def _planned_filter(
@@ -460,31 +465,6 @@ class Changefeeds:
                 "--audit reads the rows of the source, and TiDB's pumps have only changes: the "
                 "cluster has no store"
             )
-
-    async def _updated_info(self, info: ChangefeedInfo, update: ChangefeedUpdate) -> ChangefeedInfo:
-        """A changefeed's record with what is to be updated, but its filter; raises as `update`."""
-        sink_uri = update.sink_uri or info.sink_uri
-        check_same_sink(info.sink_uri, sink_uri)
-        audit_s = info.audit_s if update.audit_s is None else update.audit_s
-        event_filters = update.terms_after(info).event_filters
-        ignores_events = bool(event_filters)
-        await self._check_audit(audit_s, sink_uri, info.source_uri, ignores_events=ignores_events)
-        check_merging(RouteRules(info.routes), sink_uri)
-        source_uri = with_option(info.source_uri, ON_UNCLEAR_DDL, update.on_unclear_ddl)
-        check_rereads(EventFilters(event_filters), source_uri)
-        check_ddl(EventFilters(event_filters), source_uri, sink_uri)
-        retention = info.retention if update.retention is None else update.retention
-        reader_ttl_s = info.reader_ttl_s if update.reader_ttl_s is None else update.reader_ttl_s
-        return replace(
-            info,
-            sink_uri=sink_uri,
-            source_uri=source_uri,
-            target_ts=info.target_ts if update.target_ts is None else update.target_ts,
-            audit_s=audit_s,
-            retain_s=retention.age_s,
-            retain_bytes=retention.size_bytes,
-            reader_ttl_s=reader_ttl_s,
-        )
 
     async def _overwrite(self, feed: Feed, start_ts: int) -> None:
         """Go on at another ts, with the tables that the source has then."""
@@ -621,38 +601,6 @@ class Changefeeds:
         if feed.task is not None:
             feed.task.cancel()
         note(feed, State.FAILED, error)
-
-
-def _check_open(feed: Feed) -> None:
-    """Refuse to change what has come to its end."""
-    if feed.info.state is State.FINISHED:
-        raise ChangefeedStateError(
-            f"changefeed {feed.id} is finished: everything up to its target_ts "
-            f"{feed.info.target_ts} is at the target; "
-            f"create another one from there with --start-ts {feed.info.target_ts}"
-        )
-    if feed.info.state is State.REMOVED:
-        raise ChangefeedStateError(
-            f"the removal of changefeed {feed.id} has begun; remove it again to bring it to its end"
-        )
-
-
-async def _check_target(feed: Feed, target_ts: int) -> None:
-    """Refuse another end of a changefeed that has one already, or runs, or may be behind it.
-
-    Raises:
-        ChangefeedStateError, TargetTsError.
-    """
-    _check_open(feed)
-    if feed.info.state.is_running:
-        raise ChangefeedStateError(
-            f"changefeed {feed.id} is {feed.info.state}; pause it before its target_ts is changed"
-        )
-    now_ts = await feed.source.now() if target_ts else 0
-    if 0 < target_ts <= now_ts:
-        raise TargetTsError(
-            f"target_ts {target_ts} is not after the present {now_ts}: readers may be beyond it"
-        )
 
 
 def _not_owner() -> NotOwnerError:

@@ -28,17 +28,25 @@ import structlog
 from pyspark_tidemark.flight import FILTER_UPDATE
 
 from server.capture.creation import eligible
-from server.capture.errors import ChangefeedStateError, ParameterError
+from server.capture.errors import ChangefeedStateError, ParameterError, TargetTsError
 from server.capture.feed import Feed
 from server.capture.records import Records
 from server.changefeed.columns import ColumnRules
-from server.changefeed.event_filter import EventFilter, EventFilters
+from server.changefeed.event_filter import EventFilter, EventFilters, check_ddl, check_rereads
 from server.changefeed.filter import Filter, TableFilter
 from server.changefeed.history import History, SchemaChange, by_id
-from server.changefeed.info import ChangefeedInfo, FilterUpdate, TableTerms, check_sink_uri
+from server.changefeed.info import (
+    ChangefeedInfo,
+    FilterUpdate,
+    State,
+    TableTerms,
+    check_same_sink,
+    check_sink_uri,
+)
 from server.changefeed.masks import MaskRules, check_salted
-from server.changefeed.routes import check_taken_over
+from server.changefeed.routes import RouteRules, check_merging, check_taken_over
 from server.changefeed.salt import Salt
+from server.changefeed.source import ON_UNCLEAR_DDL, with_option
 from server.changefeed.table import SourceTable, TableRecord
 from server.changefeed.terms import all_filters, terms_of
 from sink.retention import Retention
@@ -113,6 +121,33 @@ class ChangefeedUpdate:
             return self
         return replace(self, salt=await asyncio.to_thread(Salt.read, self.salt_file))
 
+    def applied_to(self, info: ChangefeedInfo) -> ChangefeedInfo:
+        """A changefeed's record with what is to be updated, but its filter and terms.
+
+        Raises:
+            SinkUriError: the sink is another place.
+            SourceUriError: the source has no such option, or not with this value.
+            RouteRuleError, EventFilterError, MaskError: its rules cannot be followed any more.
+        """
+        sink_uri = self.sink_uri or info.sink_uri
+        check_same_sink(info.sink_uri, sink_uri)
+        check_merging(RouteRules(info.routes), sink_uri)
+        source_uri = with_option(info.source_uri, ON_UNCLEAR_DDL, self.on_unclear_ddl)
+        event_filters = EventFilters(self.terms_after(info).event_filters)
+        check_rereads(event_filters, source_uri)
+        check_ddl(event_filters, source_uri, sink_uri)
+        retention = info.retention if self.retention is None else self.retention
+        return replace(
+            info,
+            sink_uri=sink_uri,
+            source_uri=source_uri,
+            target_ts=info.target_ts if self.target_ts is None else self.target_ts,
+            audit_s=info.audit_s if self.audit_s is None else self.audit_s,
+            retain_s=retention.age_s,
+            retain_bytes=retention.size_bytes,
+            reader_ttl_s=info.reader_ttl_s if self.reader_ttl_s is None else self.reader_ttl_s,
+        )
+
     def terms_after(self, info: ChangefeedInfo) -> TableTerms:
         """What is taken of the tables of a changefeed afterwards.
 
@@ -132,6 +167,38 @@ class ChangefeedUpdate:
             return replace(terms, salt_file="", salt_check="")
         check_salted(rules, terms.salt_file)
         return terms
+
+
+def check_open(feed: Feed) -> None:
+    """Refuse to change what has come to its end."""
+    if feed.info.state is State.FINISHED:
+        raise ChangefeedStateError(
+            f"changefeed {feed.id} is finished: everything up to its target_ts "
+            f"{feed.info.target_ts} is at the target; "
+            f"create another one from there with --start-ts {feed.info.target_ts}"
+        )
+    if feed.info.state is State.REMOVED:
+        raise ChangefeedStateError(
+            f"the removal of changefeed {feed.id} has begun; remove it again to bring it to its end"
+        )
+
+
+async def check_target(feed: Feed, target_ts: int) -> None:
+    """Refuse another end of a changefeed that has one already, or runs, or may be behind it.
+
+    Raises:
+        ChangefeedStateError, TargetTsError.
+    """
+    check_open(feed)
+    if feed.info.state.is_running:
+        raise ChangefeedStateError(
+            f"changefeed {feed.id} is {feed.info.state}; pause it before its target_ts is changed"
+        )
+    now_ts = await feed.source.now() if target_ts else 0
+    if 0 < target_ts <= now_ts:
+        raise TargetTsError(
+            f"target_ts {target_ts} is not after the present {now_ts}: readers may be beyond it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
