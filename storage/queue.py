@@ -1,7 +1,8 @@
-"""Queues between tasks of one event loop: `GroupQueue`, taken in groups, and `ByteBudget`, the
-bytes that several queues may hold together.
+"""Queues between tasks of one event loop: `GroupQueue`, which is emptied group by group, and
+`ByteBudget`, the number of bytes that several queues may have in memory.
 
-Both only count. Who puts looks first, and refuses, waits or goes on as its protocol demands.
+Neither enforces its bound. The producer compares the counts with the bound before it puts, and
+refuses or waits as its protocol demands.
 """
 
 import asyncio
@@ -12,14 +13,14 @@ T = TypeVar("T")
 
 
 class GroupQueue(Generic[T]):
-    """Items in the order of their arrival, of which one task takes a group at a time: calls before
-    their batch, writes before their group commit.
+    """Entries in the order of their arrival; one task takes a group of them at a time, as of calls
+    for a batch, or of writes for a group commit.
 
     Four loops empty such a queue: a gRPC route, the store's and the metadata's group commit, and
     the pump's. There is no timer: while one group is being worked on, the next one gathers. So a
-    group is one item when all is calm, and as large as it may be under load.
+    group is one entry when there is little load, and as large as allowed under much.
 
-    It refuses nothing: who puts looks at `len`, `waiting_items` and `waiting_bytes` first.
+    `put` accepts every entry: the producer checks `len`, `waiting_items` or `waiting_bytes` first.
     """
 
     def __init__(self, group_items: int, group_bytes: int) -> None:
@@ -48,7 +49,7 @@ class GroupQueue(Generic[T]):
         self._wake.set()
 
     async def wait(self) -> None:
-        """Return when something was put, or `wake` was called, since the last time."""
+        """Return when `put` or `wake` was called since `wait` last returned; for one task only."""
         await self._wake.wait()
         self._wake.clear()
 
@@ -67,7 +68,7 @@ class GroupQueue(Generic[T]):
         return group
 
     def take_all(self) -> list[T]:
-        """Everything that waits, to be refused."""
+        """Remove and return all entries, for a caller that refuses them."""
         entries = [entry for entry, _, _ in self._waiting]
         self._waiting.clear()
         self.waiting_items = self.waiting_bytes = 0
@@ -77,9 +78,9 @@ class GroupQueue(Generic[T]):
 class ByteBudget:
     """The bytes that several queues have taken of `limit_bytes`.
 
-    Each queue decides by `used_bytes` what it refuses, and may go beyond the limit with what it
-    must never lose, or with one item when it is empty, so that one queue's backlog slows the others
-    down and stops none.
+    Each queue compares `used_bytes` with the limit itself, and may go beyond it: with an item that
+    it must not refuse, and with one item when it is empty. So the backlog of one queue slows the
+    others down and stops none.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -88,17 +89,17 @@ class ByteBudget:
         self._freed = asyncio.Event()
 
     def take(self, size: int) -> None:
-        """A queue holds `size` bytes more."""
+        """Count `size` bytes more."""
         self.used_bytes += size
 
     def free(self, size: int) -> None:
-        """Free `size` bytes, or, with 0, note that a queue was closed: waiting callers
-        check again.
+        """Count `size` bytes fewer, and wake `wait_freed`; 0 only wakes, as after a queue was
+        closed.
         """
         self.used_bytes -= size
         self._freed.set()
 
     async def wait_freed(self) -> None:
-        """Until something is freed."""
+        """Wait for the next `free`; the caller compares again, since others may have taken it."""
         self._freed.clear()
         await self._freed.wait()

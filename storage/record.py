@@ -1,11 +1,12 @@
-"""One record of a log file: header, checksum, payload; and the scan that survives damaged bytes.
+"""One record of a log file: header, checksum, payload; and a scan that goes on after damaged bytes.
 
-Pure.
+Pure. The value log (`storage.value_log`) writes its segments with it.
 
 Layout, little-endian (docs/format/value-log.md): magic u32 | version u8 | kind u8 | zero u16 |
-length u32 | crc u32 | payload. The crc32c covers the record's own offset, the header and the
-payload: a record copied inside another record's payload, or left over from an older file, is never
-mistaken for one while the scan looks for the next good record.
+length u32 | crc u32 | payload. `length` is the payload's. The crc32c covers the record's own offset
+in its file, the header and the payload. So the bytes of a record inside another record's payload,
+or left over from an older file, are no good record where they are: the scan, which looks for the
+next magic after damage, does not take them for one.
 """
 
 import struct

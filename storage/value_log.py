@@ -1,9 +1,13 @@
-"""The value log: numbered append-only segments of records; a record survives any crash once
-`append` has returned.
+"""The value log of a Pump: numbered append-only segments of records; a record survives any crash
+once `append` has returned.
+
+A Pump's binlogs are acknowledged when they are here; its index (`storage.pump.index`) holds only
+`Pointer`s into this log, and can be rebuilt from it.
 
 Layout (docs/format/value-log.md): `%06d.vlog`, records of `storage.record`, and in a finalised
-segment a last record, the footer, with the largest timestamp in it. `ValueLog` writes, recovers and
-reads; `SegmentFiles` are its files, with a bounded set of open readers. Invariants:
+(sealed) segment a last record, the footer, with the largest timestamp in it. A segment without a
+footer is read as a whole at the next start. `ValueLog` writes, recovers and reads; `SegmentFiles`
+are its files, with a bounded set of open readers. Invariants:
 
 1. One writer. A group of payloads is one write and one fdatasync, and its pointers exist only after
    both succeeded.
@@ -11,7 +15,9 @@ reads; `SegmentFiles` are its files, with a bounded set of open readers. Invaria
 3. After a failed write the segment is cut back to its last acknowledged byte. Where that, or a
    sync, fails, the segment is left as it is and a new one is begun: after a failed fdatasync nobody
    knows what the disk holds.
-4. Only the segment with the highest number is ever written, truncated, or refused to `drop`.
+4. Only the segment with the highest number is ever written or truncated; every other one can be
+   dropped.
+5. A segment is known here until its file is gone, so that a failed `drop` can be repeated.
 """
 
 import errno
@@ -21,6 +27,7 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -32,8 +39,10 @@ from storage.vfs import FS, File
 
 SEGMENT_BYTES: Final = 256 << 20
 _WORTH_FINALISING_BYTES: Final = 1 << 20
-_NEAR_BYTES: Final = 16 << 10  # reading over them costs less than a read of its own
+_NEAR_BYTES: Final = 16 << 10
+"""Two records with at most so many bytes between them are read by one call, which costs less."""
 _RUN_BYTES: Final = 1 << 20
+"""The longest read of `read_many`, unless a single record is longer."""
 _NAME: Final = re.compile(r"(\d{6,})\.vlog")
 _FOOTER: Final = struct.Struct("<Q")
 _FOOTER_BYTES: Final = HEADER_BYTES + _FOOTER.size
@@ -79,11 +88,14 @@ class Skipped(NamedTuple):
 
 @dataclass(slots=True)
 class Segment:
-    """The facts known of a segment without reading it; `size` counts acknowledged bytes only."""
+    """What the log keeps in memory of each segment."""
 
     max_ts: int = 0
+    """The largest timestamp of its payloads."""
     size: int = 0
+    """Its acknowledged bytes; the file may have more after a failed write."""
     sealed: bool = False
+    """Whether it ends with a footer."""
     gaps: list[Gap] = field(default_factory=list)
 
 
@@ -140,7 +152,7 @@ class ValueLog:
         return {fid: segment.max_ts for fid, segment in sorted(self._segments.copy().items())}
 
     def size_bytes(self) -> int:
-        """Bytes in all segments."""
+        """The acknowledged bytes of all segments."""
         return sum(segment.size for segment in self._segments.copy().values())
 
     def append(self, payloads: Sequence[bytes], max_ts: int) -> list[Pointer]:
@@ -182,8 +194,10 @@ class ValueLog:
             _write_all(active, data)
             active.sync()
         except OSError:
-            # everything acknowledged is durable; without a footer the segment is scanned at the
-            # next start
+            # Everything acknowledged is durable, and a segment without a footer is scanned at the
+            # next start. There half a footer would be reported as damage.
+            with suppress(OSError):
+                active.truncate(segment.size)
             return
         finally:
             active.close()
@@ -217,8 +231,8 @@ class ValueLog:
         return payloads
 
     def scan(self, start: Pointer) -> Iterator[tuple[Pointer, bytes] | Skipped]:
-        """Return all payloads at or after `start` with their pointers, and the damaged stretches
-        that were skipped.
+        """Yield all payloads at or after `start` with their pointers, and the damaged stretches
+        that were skipped. It ends at the segment that is the last one when it begins.
 
         Raises:
             SegmentMissingError: the segment of `start`, or one after it, is not there.
@@ -239,10 +253,10 @@ class ValueLog:
         """Remove a finished segment and free its space; an absent one is no error.
 
         Raises:
-            ValueLogWriteError: the file cannot be removed.
+            ValueLogWriteError: the file cannot be removed; the segment stays, drop it again later.
         """
         assert fid != self._current, "the current segment cannot be dropped"
-        if self._segments.pop(fid, None) is None:
+        if fid not in self._segments:
             return
         try:
             self._files.remove(fid)
@@ -250,6 +264,7 @@ class ValueLog:
             raise ValueLogWriteError(
                 f"cannot remove {self._files.path(fid)}: {err.strerror}"
             ) from err
+        self._segments.pop(fid, None)
 
     def close(self) -> None:
         """Release the files; a large current segment is finalised,
@@ -318,8 +333,8 @@ class ValueLog:
 
 
 def _runs(pointers: Sequence[Pointer]) -> Iterator[list[int]]:
-    """Numbers of pointers, in the order of the log,
-    grouped so that each group is worth one read.
+    """The indexes of `pointers` in groups; the records of a group are near each other in one
+    segment, and are read by one call.
     """
     run: list[int] = []
     for number in sorted(range(len(pointers)), key=pointers.__getitem__):
@@ -336,6 +351,9 @@ def _runs(pointers: Sequence[Pointer]) -> Iterator[list[int]]:
 
 
 def _layout(payloads: Sequence[bytes], fid: int, offset: int) -> tuple[bytes, list[Pointer]]:
+    """The bytes of a group of records that begins at `offset` of segment `fid`, and the pointer to
+    each.
+    """
     parts: list[bytes] = []
     pointers: list[Pointer] = []
     for payload in payloads:
@@ -349,11 +367,11 @@ def _layout(payloads: Sequence[bytes], fid: int, offset: int) -> tuple[bytes, li
 def _write_all(file: File, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        taken = file.append(view)
+        written = file.append(view)
         # write(2) took nothing and reported nothing: without an error this would loop for ever.
-        if taken == 0:
+        if written == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        view = view[taken:]
+        view = view[written:]
 
 
 def _footer(max_ts: int, offset: int) -> bytes:
@@ -433,13 +451,16 @@ class SegmentFiles:
         return record.scan(lambda offset, size: self.read(fid, offset, size), start, end)
 
     def remove(self, fid: int) -> None:
-        """Remove a segment; its space comes back at once, its name is gone durably."""
+        """Remove a segment, durably; its space comes back at once. A file that is gone already is
+        no error: an earlier call may have failed after it removed the name.
+        """
         with self._lock:
             # An open descriptor would keep the blocks of the removed file in use.
             reader = self._readers.pop(fid, None)
             if reader is not None:
                 reader.close()
-        self._fs.remove(self.path(fid))
+        with suppress(FileNotFoundError):
+            self._fs.remove(self.path(fid))
         self._fs.sync_directory(self._directory)
 
     def close(self) -> None:
@@ -465,14 +486,16 @@ class SegmentFiles:
 
 
 def _sealed_max_ts(file: File, size: int) -> int | None:
-    at = size - _FOOTER_BYTES
-    last = next(record.scan(file.read, at, size)) if at >= 0 else None
+    """The largest timestamp of a segment by its footer; None: it has no footer."""
+    start = size - _FOOTER_BYTES
+    last = next(record.scan(file.read, start, size)) if start >= 0 else None
     if isinstance(last, Record) and last.kind == FOOTER:
         return int(_FOOTER.unpack(last.payload)[0])
     return None
 
 
 def _rescan(file: File, size: int, ts_of: Callable[[bytes], int]) -> Segment:
+    """A segment without a footer, from all of its records."""
     segment = Segment(size=size)
     for part in record.scan(file.read, 0, size):
         if isinstance(part, Gap):

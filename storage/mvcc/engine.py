@@ -110,7 +110,11 @@ class Versions:
 
 
 class Draft(Versions):
-    """A group in the making; not thread-safe."""
+    """The state that a group's commands read and write; not thread-safe.
+
+    `get` and `scan` see the base, what earlier commands of the group wrote, and what the current
+    one wrote. `accept` or `discard` ends the current command.
+    """
 
     def __init__(
         self, base: Reader, *, old_values: bool = False, fence: ReadFence | None = None
@@ -194,8 +198,8 @@ class Draft(Versions):
         self._stage, self._stage_changes, self._stage_unlocked = {}, [], []
 
     def _own_keys(self, lower: bytes, upper: bytes) -> list[bytes]:
-        # The versions of one key, which every command asks for: a group may hold thousands of other
-        # writes, so these are found by key and not by looking at all of them.
+        # Nearly every command scans the versions of one key. A group may have thousands of other
+        # writes, so the versions that it wrote are indexed by their key.
         if lower[:1] == WRITE_COLUMN and upper.endswith(AFTER_VERSIONS):
             versions: set[bytes] = self._new_writes.get(upper[1 : -len(AFTER_VERSIONS)], set())
             return [key for key in versions if lower <= key < upper]
@@ -225,8 +229,8 @@ STEP_KEYS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The result of a command over a range that did a part of its work, and that for good;
-    `rest` goes on.
+    """The result of a command over a range that did a part of its work, which is committed with its
+    group; the caller submits `rest` as the next command.
     """
 
     rest: Command
@@ -234,10 +238,10 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Results aligned with the commands, MvccError, CorruptError and DefectError as values;
-    changes as they were made.
+    """Results aligned with the commands, MvccError, CorruptError and DefectError as values, and
+    the changes in the order applied.
 
-    `unlocked` are the encoded keys that lost a lock, for those who wait for one.
+    `unlocked` are the encoded keys that lost a lock, whose waiters may try again.
     """
 
     results: Sequence[Any]

@@ -2,9 +2,9 @@
 
 While one group is written in an executor thread, the next one gathers; there is no timer. When a
 group is durable its changes go to the observer first, then its callers get their answers: a caller
-with an answer knows that every observer has seen the change. Between two groups nothing is in
-flight: `quiet` runs there, so that an observer can be attached together with a snapshot that holds
-exactly what the observer will not be told.
+with an answer knows that every observer has seen the change. Between two groups no write is in
+flight. `quiet` runs functions there: a change feed takes its snapshot and begins to observe in one
+such function, so that each change is either in the snapshot or observed.
 """
 
 import asyncio
@@ -33,6 +33,8 @@ class StoreBusyError(UnavailableError):
 
 
 class _Waiter(NamedTuple):
+    """The commands of one `submit`, and the future of their results."""
+
     commands: Sequence[Command]
     future: "asyncio.Future[Sequence[Any]]"
 
@@ -49,7 +51,8 @@ class GroupCommit:
     ) -> None:
         """`executor` must have one thread; `observe` is called on the loop and must not block.
 
-        `on_group` hears of each group: its commands, and the seconds from its start to durability.
+        `on_group` is called after each group with the number of its commands, and the seconds from
+        its start to durability.
         """
         self._engine = engine
         self._executor = executor
@@ -69,8 +72,8 @@ class GroupCommit:
         """Have `on_unlocked` called on the loop with the encoded keys that a durable group
         unlocked.
 
-        That is after every caller of the group has taken one step with its result: who was refused
-        because of such a lock could do something about it.
+        It is called one turn of the loop after the group's callers got their results: a caller that
+        was refused because of such a lock is a waiter by then, and is woken.
         """
         self._on_unlocked = on_unlocked
 
@@ -98,7 +101,8 @@ class GroupCommit:
         return await future
 
     async def quiet(self, function: Callable[[], T]) -> T:
-        """Run a short function on the loop while no group is in flight.
+        """Run a short function on the loop while no group is in flight; its exceptions are raised
+        here.
 
         Raises:
             StoreStoppedError: the store is closing.
@@ -128,8 +132,13 @@ class GroupCommit:
     def _run_quiet(self) -> None:
         while self._quiet:
             function, future = self._quiet.popleft()
-            if not future.cancelled():
+            if future.cancelled():
+                continue
+            # To its caller: raised here, an exception would end the loop, and the store with it.
+            try:
                 future.set_result(function())
+            except Exception as err:  # noqa: BLE001 - raised in the task that waits for it
+                future.set_exception(err)
 
     async def _write(self, waiters: list[_Waiter]) -> None:
         commands = [command for waiter in waiters for command in waiter.commands]
@@ -140,18 +149,20 @@ class GroupCommit:
             if group.changes:
                 self._observe(group.changes)
         except BaseException:
-            # The batch may be on disk or not: nobody may be told either.
+            # The batch may be on disk or not, so neither success nor failure may be answered.
             for waiter in waiters:
                 self._refuse(waiter.future)
             raise
-        # Only now: who waits in the fence must find the group on disk, and its observers told.
+        # Only now: readers that wait in the fence must find the group on disk, and a change feed
+        # that asks it for a timestamp must have observed the group.
         self._engine.fence.release()
         self._on_group(len(commands), loop.time() - began)
-        at = 0
+        first = 0
         for waiter in waiters:
+            end = first + len(waiter.commands)
             if not waiter.future.done():
-                waiter.future.set_result(group.results[at : at + len(waiter.commands)])
-            at += len(waiter.commands)
+                waiter.future.set_result(group.results[first:end])
+            first = end
         if group.unlocked:
             loop.call_soon(self._on_unlocked, group.unlocked)
 

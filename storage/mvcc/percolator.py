@@ -168,8 +168,8 @@ def rollback_lock(draft: Draft, key: bytes, encoded: bytes, lock: Lock) -> None:
 
 
 def record_rollback(draft: Draft, encoded: bytes, start_ts: int) -> None:
-    """Record that the transaction is rolled back on a key,
-    beside a commit of another one at the same timestamp.
+    """Record that the transaction is rolled back on a key; a commit of another transaction at the
+    same timestamp is kept.
     """
     for commit_ts, write in draft.writes(encoded, start_ts):
         if commit_ts == start_ts and write.kind != ROLLBACK:
@@ -205,7 +205,7 @@ class TxnStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusCheck:
-    """A question about the transaction `start_ts`, put to its primary key."""
+    """The parameters of CheckTxnStatus for the transaction `start_ts`, on its primary key."""
 
     primary: bytes
     start_ts: int
@@ -230,7 +230,7 @@ def check_txn_status(draft: Draft, check: StatusCheck) -> TxnStatus:
 
     Raises:
         PrimaryMismatchError: the key is not the transaction's primary.
-        TxnNotFoundError: no trace of it, and the caller does not want it rolled back.
+        TxnNotFoundError: the key has no record of it, and the caller does not want it rolled back.
     """
     encoded = encode_bytes(check.primary)
     lock = draft.lock(encoded)
@@ -324,7 +324,8 @@ def resolve_keys(draft: Draft, keys: Sequence[bytes], start_ts: int, commit_ts: 
     """End a small transaction on known keys: commit at `commit_ts`, or roll back when it is 0.
 
     Raises:
-        TxnLockNotFoundError, CommittedError: the keys tell another story.
+        TxnLockNotFoundError: a commit of what was rolled back, or never prewritten.
+        CommittedError: a rollback of what is committed.
     """
     if commit_ts:
         commit(draft, keys, start_ts, commit_ts)
@@ -339,7 +340,7 @@ def resolve_range(
     or 0).
 
     Raises:
-        CommitTsExpiredError: a lock must commit later than it is told.
+        CommitTsExpiredError: a lock's min_commit_ts is above the commit_ts given for it.
     """
     locks = list(islice(draft.scan(*column_range(LOCK_COLUMN, lower, upper)), STEP_KEYS))
     for key, data in locks:
@@ -367,8 +368,8 @@ class SecondariesStatus:
 
 
 def check_secondaries(draft: Draft, keys: Sequence[bytes], start_ts: int) -> SecondariesStatus:
-    """Tell the locks of an async-commit transaction; one missing lock decides it: committed,
-    or rolled back now.
+    """The status of an async-commit transaction by its secondary keys: all locks if all are there.
+    One missing lock decides: the transaction is committed, or rolled back here and now.
     """
     locks: list[tuple[bytes, Lock]] = []
     for key in keys:

@@ -92,7 +92,8 @@ def _lock_key(draft: Draft, request: PessimisticLock, mutation: Mutation) -> Loc
     must_be_new = mutation.assertion == Assertion.NOT_EXIST
     value = None
     if request.return_values or request.only_if_exists or must_be_new or conflict_ts:
-        # a key that is absent may stay without a lock
+        # This is a read at for_update_ts, and an absent key may stay without a lock: no computed
+        # commit_ts may come below it.
         draft.fence.read(request.for_update_ts)
         value = draft.value(encoded)
     if must_be_new and value is not None:
@@ -103,7 +104,9 @@ def _lock_key(draft: Draft, request: PessimisticLock, mutation: Mutation) -> Loc
 
 
 def _check_newest(draft: Draft, request: PessimisticLock, key: bytes, encoded: bytes) -> int:
-    """The commit_ts of a change after for_update_ts if the request puts up with one, else 0."""
+    """The newest commit_ts after for_update_ts, which only a request with `force` accepts; else
+    0.
+    """
     conflict_ts = 0
     for commit_ts, write in draft.writes(encoded):
         if commit_ts < request.start_ts:
@@ -125,7 +128,7 @@ def _check_newest(draft: Draft, request: PessimisticLock, key: bytes, encoded: b
 
 
 def _new_lock(request: PessimisticLock, current: Lock | None, conflict_ts: int) -> Lock:
-    """Return the lock to write; a repeated request never lowers the values of an earlier one."""
+    """The lock to write; a repeated request never lowers the values of an earlier one."""
     for_update_ts = max(request.for_update_ts, conflict_ts)
     ttl_ms, min_commit_ts = request.ttl_ms, request.min_commit_ts
     if current is not None:
@@ -198,8 +201,8 @@ class DeadlockError(MvccError, ConflictError):
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One wait of one transaction; told apart by identity,
-    as a transaction may wait for several keys.
+    """One wait of one transaction for one key; compared by identity (`eq=False`), since a
+    transaction may wait for one key twice.
     """
 
     start_ts: int
@@ -246,14 +249,14 @@ class LockQueue:
         queue.waiters.remove(waiter)
         if not queue.waiters:
             del self._queues[waiter.key]
-        mine = self._by_txn[waiter.start_ts]
-        mine.remove(waiter)
-        if not mine:
+        waits = self._by_txn[waiter.start_ts]
+        waits.remove(waiter)
+        if not waits:
             del self._by_txn[waiter.start_ts]
         self._size -= 1
 
     def pop(self, key: bytes) -> Waiter | None:
-        """Remove and return who is next for `key`."""
+        """Remove and return the next waiter of `key`: that of the oldest transaction."""
         queue = self._queues.get(key)
         if queue is None:
             return None

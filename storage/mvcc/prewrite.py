@@ -1,10 +1,15 @@
-"""Percolator's first phase: lock every key with its new value;
-with async commit and 1PC also the commit. Pure.
+"""Percolator's first phase: lock every key with its new value; with async commit and 1PC also the
+commit. Pure.
 
-First `check_all` looks whether all keys may be locked, and nothing is written: a key may not be
-locked by another transaction, nor have changed since the transaction read it, nor exist or be
-missing against what the client believes. One that the transaction itself has locked before is as it
-should be. Then it is decided how the transaction goes on; then all is written.
+`prewrite` works in three steps:
+
+1. `check_all` checks every key and writes nothing. A key must not be locked by another transaction,
+   must not have changed since the transaction read it, and must meet the client's assertion that it
+   exists or does not. A lock of the transaction itself is accepted, as the request may be repeated.
+2. The way to commit is chosen: 2PC, async commit or 1PC.
+3. The locks, or with 1PC the versions, are written.
+
+The ways to commit:
 
 - Ordinary (2PC): locks. The client takes a commit_ts from the oracle when all are there.
 - Async commit: locks that carry a min_commit_ts above every read so far (`read_fence`). The
@@ -83,11 +88,11 @@ class Mutation(NamedTuple):
 class Prewrite:
     """One prewrite; `for_update_ts` > 0 means a pessimistic transaction.
 
-    `actions` (kvrpcpb PessimisticAction) belong to the mutations of the same index: 0, the client
-    vouches that nobody changed the key; 1, it holds the pessimistic lock; 2, check against
-    for_update_ts. Clients send more of them than mutations: the rest is ignored. `locked_at` names
-    by index the for_update_ts that a pessimistic lock must have. `secondaries` are the keys of the
-    whole transaction but the primary; `max_commit_ts` 0 sets no limit.
+    `actions` (kvrpcpb PessimisticAction) belong to the mutations of the same index: 0, do not check
+    whether the key changed; 1, the key must still have its pessimistic lock; 2, no change after
+    for_update_ts. Clients send more actions than mutations: the rest is ignored. `locked_at` has,
+    by index, the for_update_ts that a pessimistic lock must have. `secondaries` are all keys of the
+    transaction but the primary; `max_commit_ts` 0 sets no limit.
     """
 
     mutations: Sequence[Mutation]
@@ -133,10 +138,10 @@ class CommittedBeforeError(Exception):
 
 
 def check_all(draft: Draft, txn: Prewrite) -> list[Checked]:
-    """All mutations, if all of them may be written.
+    """Check every mutation; returns them if all of them may be written. Writes nothing.
 
     Raises:
-        CommittedBeforeError: as named.
+        CommittedBeforeError: the transaction is committed already.
         MvccError: see `storage.mvcc.prewrite.prewrite`.
     """
     checked: list[Checked] = []
@@ -179,6 +184,7 @@ def _check_key(draft: Draft, txn: Prewrite, mutation: Mutation, index: int) -> C
 
 
 def _newest_allowed(txn: Prewrite, action: int) -> int:
+    """The largest commit_ts of others that is no conflict on a key without a lock."""
     if not txn.for_update_ts:
         return MAX_TS if txn.skip_newer_check else txn.start_ts
     return MAX_TS if action == _SKIP_CHECK else txn.for_update_ts
@@ -187,12 +193,12 @@ def _newest_allowed(txn: Prewrite, action: int) -> int:
 def _check_newest(
     draft: Draft, txn: Prewrite, key: bytes, encoded: bytes, newest_allowed: int, *, must_own: bool
 ) -> int:
-    """Refuse when the key changed after `newest_allowed`,
-    or when the transaction itself is already over on it.
+    """Check that the key did not change after `newest_allowed`, and that the transaction has not
+    ended on it; returns the newest commit_ts found, 0 if the key has none.
 
-    A pessimistic lock that had to be held but is gone (`must_own`) may only be put back if nothing
-    happened to the key since the start. Rollback records of others are passed over otherwise: they
-    change nothing. Returns the newest commit_ts found.
+    `must_own`: the key should have a pessimistic lock, and has none. It may be locked again only if
+    the key has no record at or after start_ts. Otherwise rollback records of others are passed
+    over: they change no data.
     """
     newest_ts = 0
     for commit_ts, write in draft.writes(encoded):
@@ -254,9 +260,10 @@ def prewrite(draft: Draft, txn: Prewrite) -> Prewritten:
     Raises:
         KeyErrorsError: some keys are locked by others.
         WriteConflictError: a version newer than start_ts exists, or `txn` was rolled back.
-        AlreadyExistsError, AssertionFailedError: a belief about existence does not hold.
+        AlreadyExistsError, AssertionFailedError: the key exists, or does not, against what the
+            client asserted.
         PessimisticLockLostError: a key that had to be locked pessimistically is not.
-        InvalidTxnError: no transaction looks like this.
+        InvalidTxnError: start_ts is 0, an op is unknown, or a key comes twice.
     """
     _check_request(txn)
     try:
@@ -286,11 +293,11 @@ def _check_request(txn: Prewrite) -> None:
 
 
 def _prewrite_computed(draft: Draft, txn: Prewrite, checked: Sequence[Checked]) -> Prewritten:
-    """Async commit or 1PC, if nothing stands against it.
+    """Prewrite with async commit or 1PC, or fall back to 2PC.
 
-    Whoever resolves an async commit computes its commit_ts from the locks alone. So the answer is
-    the largest min_commit_ts of exactly these locks, those of an earlier attempt included, and
-    nothing larger.
+    A client that resolves an async commit computes its commit_ts from the locks alone. So the
+    answer is the largest min_commit_ts of exactly these locks, those of an earlier attempt
+    included, and nothing larger.
     """
     earlier = [item.lock for item in checked if item.lock is not None and item.is_prewritten]
     new = [
@@ -302,7 +309,7 @@ def _prewrite_computed(draft: Draft, txn: Prewrite, checked: Sequence[Checked]) 
     at_least = max(txn.start_ts + 1, txn.for_update_ts + 1, txn.min_commit_ts)
     answer = max((lock.min_commit_ts for lock in earlier), default=at_least)
     if new or txn.one_pc:
-        # Above what a pessimistic lock promised, and above every version that is there already.
+        # At or above the min_commit_ts of a pessimistic lock, and above every existing version.
         floors = [item.lock.min_commit_ts if item.lock else item.newest_ts + 1 for item in new]
         min_commit_ts = draft.fence.reserve(
             [item.mutation.key for item in new], max([at_least, *floors])
@@ -325,7 +332,8 @@ def _prewrite_computed(draft: Draft, txn: Prewrite, checked: Sequence[Checked]) 
 def _may_compute(txn: Prewrite, earlier: Sequence[Lock]) -> bool:
     """Whether locks of an earlier attempt allow a commit_ts to be computed here."""
     if txn.one_pc:
-        # Locks are on disk, or keys are elsewhere: this request alone cannot commit all of it.
+        # With locks of an earlier attempt, or with keys in other requests, this request alone
+        # cannot commit the whole transaction.
         return _is_whole(txn) and not earlier
     return all(lock.async_commit for lock in earlier)
 
@@ -337,8 +345,8 @@ def _is_whole(txn: Prewrite) -> bool:
 
 
 def _stored_value(draft: Draft, item: Checked, start_ts: int) -> tuple[int, bytes, bytes | None]:
-    """Return the record kind, the value, and the part of it that the record holds; longer values
-    are stored apart.
+    """The record kind, the value, and the value to store inside of the record: None for one that
+    is too long, which is stored in the value column here.
     """
     kind = _LOCK_KINDS[item.mutation.op]
     if kind != PUT:

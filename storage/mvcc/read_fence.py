@@ -1,24 +1,24 @@
-"""The fence that lets no read miss a transaction whose commit_ts the store computes itself (async
-commit, 1PC).
+"""The fence between reads and transactions whose commit_ts the store computes itself (async commit,
+1PC): no read misses such a transaction. TiKV's concurrency manager (max_ts and memory locks) does
+the same.
 
 Pure but for a lock.
 
 Ordinary two-phase commit takes its commit_ts from the oracle after every lock is on disk, so a read
-that found no lock has a smaller timestamp. A computed commit_ts must be kept above every read by
-the store. One mutex orders the two steps that matter:
+that found no lock has a smaller timestamp. A commit_ts that the store computes has no such order:
+the store itself must keep it above every read so far. One mutex orders the two steps that matter:
 
 - a reader at `ts` first raises `max_ts` to ts, and then takes its snapshot;
 - a writer reserves its keys at a min_commit_ts above `max_ts`, and then writes; the group is on
   disk when `release` frees its reservations.
 
-Take a reader at ts and a writer that would commit at or below ts. Had the reader come first, then
-min_commit_ts > max_ts >= ts. So the writer reserved first. If its reservation is gone, the snapshot
-shows the lock or the version. If it is not, `enter` finds it, and the reader waits for `release`:
-at most one group, for keys it wants.
+Proof: take a reader at ts and a writer that would commit at or below ts. If the reader came first,
+min_commit_ts > max_ts >= ts, a contradiction. So the writer reserved first. If its reservation was
+released, the snapshot has the lock or the version. If not, `enter` finds the reservation, and the
+reader waits for `release`: at most one group, and only for keys that it reads.
 
-The same holds for a change feed that wants to promise "nothing will commit at or below ts": see
-`settle`. Timestamps of reads are forgotten with the process, so a store starts with a fresh
-timestamp of the oracle.
+A change feed that promises "nothing will commit at or below ts" uses the same fence: see `settle`.
+Timestamps of reads are not stored, so a store must start with a fresh timestamp of the oracle.
 """
 
 import threading
@@ -58,7 +58,7 @@ class ReadFence:
     def enter(self, touches: Iterable[Touch]) -> None:
         """Let reads begin: take their snapshot after this returns.
 
-        Waits for a group that may hide something.
+        Blocks the thread while the group in flight has a reserved key that a read would miss.
 
         Raises:
             StoreStoppedError: that group's outcome will not be known before the store is started
@@ -89,11 +89,10 @@ class ReadFence:
             return min_commit_ts
 
     def settle(self, ts: int) -> int:
-        """The largest timestamp up to `ts` at or below which nothing unseen will commit on a
-        computed commit_ts.
+        """The largest timestamp up to `ts` at or below which no transaction will commit at a
+        computed commit_ts, but those that were released already.
 
-        "Unseen" is what `release` has not freed yet; call this where the released changes are
-        known.
+        Call this on the loop that calls `release`, where the changes of released groups are known.
         """
         with self._changed:
             self._raise_to(ts)

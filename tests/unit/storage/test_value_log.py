@@ -278,6 +278,48 @@ def test_dropping_a_segment_gives_its_space_back_and_reads_of_it_say_so() -> Non
         log.drop(1)
 
 
+@pytest.mark.parametrize("call", ["remove", "sync_directory"])
+def test_a_segment_that_cannot_be_dropped_can_be_dropped_again(call: str) -> None:
+    is_broken = False
+
+    def hook(name: str, _path: Path) -> int | None:
+        if is_broken and name == call:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return None
+
+    memory = MemFS()
+    log = opened(HookedFS(memory, hook), segment_bytes=1)
+    append(log, b"1:a")
+    append(log, b"2:b")
+    is_broken = True
+    with pytest.raises(ValueLogWriteError, match=r"cannot remove .*000000.vlog"):
+        log.drop(0)
+    assert list(log.segments()) == [0, 1]
+    is_broken = False
+    log.drop(0)
+    assert list(log.segments()) == [1]
+    assert memory.crash_clone().names(DIRECTORY) == ["000001.vlog"]
+
+
+def test_half_a_footer_is_no_damage() -> None:
+    takes = iter([None, 5, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
+
+    def hook(call: str, _path: Path) -> int | None:
+        taken = next(takes, None) if call == "append" else None
+        if isinstance(taken, OSError):
+            raise taken
+        return taken
+
+    memory = MemFS()
+    log = opened(HookedFS(memory, hook))
+    append(log, b"1:kept")
+    log.rotate()
+    append(log, b"2:next")
+    reopened = opened(memory)
+    assert reopened.skipped == []
+    assert content(reopened) == [b"1:kept", b"2:next"]
+
+
 def test_a_lost_segment_is_an_error_not_an_empty_log() -> None:
     fs = MemFS()
     log = opened(fs, segment_bytes=1)

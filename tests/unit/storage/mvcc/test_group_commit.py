@@ -92,6 +92,13 @@ async def test_a_quiet_moment_sees_exactly_what_was_observed() -> None:
             assert stored == observed
 
 
+async def test_a_function_that_fails_in_a_quiet_moment_fails_its_caller_only() -> None:
+    async with running(MemoryKV(), []) as group:
+        with pytest.raises(ZeroDivisionError):
+            await group.quiet(lambda: 1 // 0)
+        assert await group.submit([put(b"a")]) == [b"a"]
+
+
 async def test_a_failing_disk_ends_the_group_commit_and_answers_nobody() -> None:
     class BrokenKV(MemoryKV):
         def write(self, batch: WriteBatch, *, sync: bool) -> None:
