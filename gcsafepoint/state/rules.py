@@ -1,33 +1,40 @@
 """The safepoint rules of one keyspace (pure: the clock is an argument, in Unix seconds).
 
-Two families of RPCs work on one state: UpdateServiceGCSafePoint and UpdateGCSafePoint;
-SetGCBarrier, AdvanceTxnSafePoint and AdvanceGCSafePoint. Services are peers: each says below which
-timestamp it needs no history, and for how long; a GC barrier is the same thing. With B the live
-barriers, G the live global barriers (they hold in every keyspace), M the start_ts of the oldest
-transaction of each TiDB server, w the safe point of `gc_worker` (GC itself), t the txn safe point
-(no reader may start below it), g the GC safe point (stores collect below it):
+Two families of RPCs work on one state: the older UpdateServiceGCSafePoint and UpdateGCSafePoint,
+and the newer SetGCBarrier, AdvanceTxnSafePoint and AdvanceGCSafePoint. A service safe point and a
+GC barrier are the same thing, so `ServiceSafePoint` stands for both: a name, the timestamp from
+which on its owner needs history, and an expiry.
+
+The letters:
+
+- B: the live barriers of the keyspace; G: the live global barriers, which hold in every keyspace;
+- M: the start_ts of the oldest transaction of each TiDB server;
+- w: the safe point of `gc_worker`, which is GC itself;
+- t: the txn safe point; no transaction may start below it;
+- g: the GC safe point; stores collect below it.
+
+The rules:
 
 1. g <= t <= min(B + G), and t <= w: nothing that a live service still needs is collected.
-2. t and g never go back; nor does w.
-3. Advancing t to a target moves it to max(t, min(target, B + G + M)): being blocked is no error,
-   and what blocks is named; only a target below t is refused. Of what lies below t already (M is
-   not checked when it is written, nor is what an operator writes) t keeps its place.
+2. t, g and w never go back.
+3. Advancing t to a target moves it to max(t, min(target, B + G + M)). A blocker below the target is
+   named and is no error; a target below t is refused. A blocker below t does not pull t back: a
+   TiDB server or an operator writes its record to etcd directly, and nothing checks it there.
 4. Advancing g to a target moves it there iff g <= target <= t; anything else is refused.
-5. A barrier is stored iff its timestamp is >= t: above it, it may go back. It may be set for ever,
-   and be removed.
-6. A barrier blocks until its TTL, rounded up to a whole second, is over; and only what removes it
-   in the same transaction ignores it, so that no clock brings it back. An operator sees it, with no
-   TTL left, until then.
-7. `gc_worker` is no barrier: it never expires and cannot be removed; w >= t follows t where there
-   is a record of it.
+5. A barrier is stored iff its timestamp is >= t; the timestamp may be lower than the barrier's
+   former one. A barrier can have no expiry, and can be removed.
+6. A barrier blocks until its TTL, rounded up to a whole second, is over. An expired barrier is
+   ignored only by a transaction that also removes it, so a clock that jumps back does not revive
+   it. Until that transaction it is listed, with no TTL left.
+7. `gc_worker` is no barrier: it never expires and cannot be removed. When t advances beyond w, w
+   advances with it; that is stored only where `gc_worker` has a record already (rule 10).
 
-A service safe point and a GC barrier are the same thing, so `ServiceSafePoint` stands for both.
-`Barriers` keeps the barriers of one scope by id, by timestamp and by expiry, so that the lowest and
-the expired ones are found without looking at the others: an update costs O(log n), and renewals
-leave no more garbage than there is state.
+`Barriers` keeps the barriers of one scope by id, by timestamp and by expiry: the lowest and the
+expired ones are found without a scan, an update costs O(log n), and the entries of renewed barriers
+are dropped before they outnumber the live ones by much.
 
-What blocks is described in PD's words, which clients compare, so texts are printed as Go prints
-them (`quoted`, `time_text`).
+Blockers are described in PD's words, which clients compare, so texts are printed as Go prints them
+(`quoted`, `time_text`).
 
 The old calls are in `gcsafepoint.state.compat` (rules 8 to 11), the keyspaces in
 `gcsafepoint.state.states`. Source: PD pkg/gc/gc_state_manager.go (the constraints 1 to 5 above its
@@ -70,8 +77,8 @@ _BASIC = 0x10000
 
 @dataclass(frozen=True, slots=True)
 class ServiceSafePoint:
-    """One service or GC barrier, and its safe point; `expired_at` in Unix seconds,
-    `NEVER_S` for ever.
+    """One service or GC barrier: it needs the history from `safe_point` (a TSO) on, until
+    `expired_at` (Unix seconds, inclusive; `NEVER_S`: without end).
     """
 
     service_id: str
@@ -106,7 +113,10 @@ def expiry(now_s: float, ttl_s: int) -> int:
 
 
 class Barriers:
-    """The barriers of one scope, and their changes since `take_changes`."""
+    """The barriers of one keyspace, or the global ones, and their changes since `take_changes`.
+
+    Not thread-safe, but for `snapshot`.
+    """
 
     def __init__(self, barriers: Iterable[ServiceSafePoint] = ()) -> None:
         self._by_id = {barrier.service_id: barrier for barrier in barriers}
@@ -169,7 +179,7 @@ class Barriers:
         return None
 
     def mark_all(self) -> None:
-        """Make `take_changes` return all that have an end."""
+        """Make `take_changes` return every barrier that can expire, changed or not."""
         self._changes |= {
             barrier.service_id: barrier for barrier in self if barrier.expired_at != NEVER_S
         }
@@ -225,8 +235,8 @@ class Advance:
 
 
 class GcState:
-    """The state that the rules apply to; calls answer at once, and `take_changes` returns what to
-    make durable.
+    """The state that the rules apply to, in memory: no call waits or writes, and `take_changes`
+    returns what the caller has to make durable before it answers.
     """
 
     def __init__(
@@ -235,8 +245,8 @@ class GcState:
         txn_safe_point: int = 0,
         gc_safe_point: int = 0,
     ) -> None:
-        """Take over a stored state; values of an older PD are raised to satisfy rule 1 as far as t
-        and w go.
+        """Take over a stored state; t and w are raised to g <= t <= w where an older PD stored
+        lower ones.
         """
         by_id = {service.service_id: service for service in services}
         stored = by_id.pop(GC_WORKER, None)
@@ -245,13 +255,15 @@ class GcState:
         self.gc_safe_point = gc_safe_point
         self.txn_safe_point = max(txn_safe_point, gc_safe_point)
         self.has_gc_worker = stored is not None
-        lowest = stored.safe_point if stored else 0
-        self.gc_worker = ServiceSafePoint(GC_WORKER, NEVER_S, max(lowest, self.txn_safe_point))
+        stored_ts = stored.safe_point if stored else 0
+        self.gc_worker = ServiceSafePoint(GC_WORKER, NEVER_S, max(stored_ts, self.txn_safe_point))
         self.barriers = Barriers(by_id.values())
         self.global_barriers = Barriers()
         """Shared by all keyspaces: `GcStates` sets it."""
         self.min_start_ts: Mapping[str, int] = {}
-        """TiDB server to start_ts; read before advancing."""
+        """TiDB server -> its oldest start_ts (M); the caller reads it anew before each advance of
+        t.
+        """
         self._changes = Changes()
 
     def advance_txn_safe_point(self, target: int, now_s: float) -> Advance:
@@ -344,7 +356,9 @@ class GcState:
         return blocker.ts if blocker else MAX_TS
 
     def drop_expired(self, now_s: float) -> None:
-        """Rule 6: forget whose TTL is over."""
+        """Rule 6: remove the barriers whose TTL is over; the caller makes that durable together
+        with what it decides without them.
+        """
         self.barriers.drop_expired(now_s)
         self.global_barriers.drop_expired(now_s)
 
