@@ -1,15 +1,21 @@
-"""Schema changes between two cuts: the target follows the DDLs at exactly the ts where a cut
-starts.
+"""Schema changes between two cuts: a barrier applies the DDLs at the ts where the next cut starts.
+
+`CutApplier` (`lake.cut`) calls `Barrier.cross` before each cut: it renames, drops, empties, makes
+anew and alters tables of the target, and returns the tables to write the cut to. After a stretch
+that was skipped, it calls `Barrier.catch_up` instead, which compares schemas, as it has no DDLs.
+`Barrier.fitting` alters a single table whose schema in the target is older.
 
 Invariants:
-1. No cut crosses a DDL, so at its ts everything before it is committed and nothing after it is.
-2. A step is made only to a table that is not ahead of the DDL, and can be made again: a crash
-   repeats the barrier.
+1. No cut crosses a DDL: when a DDL is applied, everything before it is committed and nothing after
+   it is.
+2. Each step leaves a table alone whose position is above the DDL, and can be repeated: a crash
+   repeats the whole barrier.
 3. A table is written to only with the schema that the target has for it.
-4. A table is known by the upstream's id: one of a name that an earlier, dropped table had begins
-   empty, whatever columns the earlier one had.
-5. A table that is merged of shards (`lake.shards`) is one table here. Rows of a shard go before a
-   DDL changes the columns, and get other values after it.
+4. A table is identified by the upstream's table id. A new table under the name of an earlier,
+   dropped one begins empty, whatever columns the earlier one had.
+5. A table that is merged of shards (`lake.shards`) is one table here. Rows of a dropped or emptied
+   shard are removed before a DDL changes the columns; values of the other shards' rows are changed
+   after it.
 """
 
 import dataclasses
@@ -55,25 +61,26 @@ from pyspark_tidemark.lake.target import ShardTarget, StatementTarget, Target
 
 @dataclasses.dataclass(frozen=True)
 class BarrierResult:
-    """The tables above a barrier, and those that ended or got another name at it."""
+    """The tables above a barrier, and what it did to them."""
 
     tables: dict[str, TableMeta]
     dropped: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+    """(old, new) names, in the order of the steps."""
     recreated: tuple[str, ...] = ()
-    """Names that another table had before."""
+    """Tables that begin empty under a name that another table had."""
     changed: frozenset[str] = frozenset()
-    """Tables that the barrier made, emptied, altered or renamed: the next cut names them,
-    also without rows.
+    """Tables that the barrier made, emptied, altered or renamed: the record of the next cut names
+    them, also without rows.
     """
     emptied: frozenset[str] = frozenset()
-    """Tables that are empty at the barrier, and whose rows go in the step that applies the next
-    cut.
+    """Truncated tables that still have their rows in the target: applying the next cut removes
+    them in the same step.
     """
 
 
 class Barrier:
-    """Brings a target over the DDLs of its changefeed."""
+    """Applies the DDLs of a changefeed to its target; one call at a time."""
 
     def __init__(
         self,
@@ -89,7 +96,8 @@ class Barrier:
         self._known: Known | None = None
 
     def cross(self, ts: int, *, first: bool) -> BarrierResult:
-        """Follow the DDLs at `ts`, if there are any; a lake's first cut has nothing to follow.
+        """Apply the DDLs at `ts`, if there are any; before a lake's `first` cut none is, since its
+        tables are made with the schema that they have above `ts`.
 
         Raises:
             SourceError: ErrSchemaChanged (by policy), ErrSchemaIncompatible, ErrRenameUnsupported.
@@ -98,15 +106,14 @@ class Barrier:
         self._known = Known(ts, now.tables)
         self._check_shards(now)
         ddls = [ddl for ddl in now.ddls if ddl.ts == ts]
-        # The first cut makes its tables as they are above `ts`.
         if first or not ddls:
             return BarrierResult(now.tables)
         before = merged(self._changefeed.describe(ts - 1))
-        rows = _together(shard_rows(ddl, before.tables, now.tables) for ddl in ddls)
+        rows_by_table = _joined(shard_rows(ddl, before.tables, now.tables) for ddl in ddls)
         ddls = [merged_ddl(ddl, before.tables, now.tables) for ddl in ddls]
         now = _changed_at(now, ts, {name for ddl in ddls for name in ddl.tables})
         self._require_allowed(ddls, before)
-        # Of each DDL the renames first: a new table may take a name that a renamed one has left.
+        # Renames come first in each DDL: a new table may take a name that a renamed one gave up.
         dropped: list[str] = []
         renamed: list[tuple[str, str]] = []
         recreated: list[str] = []
@@ -125,7 +132,7 @@ class Barrier:
         for name in sorted(changed):
             earlier = before.tables.get(old_names.get(name, name))
             is_emptied = any(name in ddl.truncated for ddl in ddls)
-            steps = rows.get(name, []) if self._behind(now.tables[name], ts) else []
+            steps = rows_by_table.get(name, []) if self._is_below(now.tables[name], ts) else []
             self._change_rows(now.tables[name], [step for step in steps if step.is_gone])
             self.fitting(
                 now.tables[name], None if name in recreated else earlier, emptied=is_emptied
@@ -142,11 +149,10 @@ class Barrier:
         )
 
     def catch_up(self, ts: int) -> BarrierResult:
-        """Follow whatever happened to the tables in a stretch that was skipped,
-        and that ends at `ts`.
+        """Alter the tables after a skipped stretch, which ends at `ts`.
 
-        Its DDLs are not known, so each table is compared with what the changefeed has now. Tables
-        that it has no more stay as they are.
+        The DDLs in the stretch are not known, so the schema of each table is compared with the
+        changefeed's at `ts`. A table that the changefeed does not have any more stays as it is.
 
         Raises:
             SourceError: ErrSchemaChanged (by policy), ErrSchemaIncompatible, ErrKeyUnknown.
@@ -156,20 +162,21 @@ class Barrier:
         now = _changed_at(now, ts, now.tables)
         self._known = Known(ts, now.tables)
         for table in now.tables.values():
-            if table.shards and self._behind(table, ts) and isinstance(self._target, ShardTarget):
+            if table.shards and self._is_below(table, ts) and isinstance(self._target, ShardTarget):
                 self._change_rows(table, vanished(table, self._target.shards(table), ts))
             self.fitting(table)
-            if self._behind(table, ts):
+            if self._is_below(table, ts):
                 self._target.rekey(table)
         return BarrierResult(now.tables, changed=frozenset(now.tables))
 
     def fitting(
         self, table: TableMeta, before: TableMeta | None = None, *, emptied: bool = False
     ) -> TableMeta:
-        """`table` as the target can be written to; altered before,
-        where it has not yet the table's newest schema.
+        """The table with the schema to write it with; the target's table is altered first, if its
+        schema is older.
 
-        `before` is the table right below the DDL that is crossed, which may have `emptied` it.
+        `before` is the table right below the DDL that is being applied, which may have `emptied`
+        it.
 
         Raises:
             SourceError: ErrTargetSchema, the target has another schema than the changefeed gave it;
@@ -207,10 +214,10 @@ class Barrier:
         return table
 
     def _identified(self, actual: Any, before: TableMeta | None) -> Any:
-        """The target's schema with the identities of its columns.
+        """The target's schema with the ids of its columns.
 
-        A target that an older version wrote has recorded none: its columns are those that the table
-        had before the DDL, if they have the same names.
+        A target that an older version wrote has no ids: if its columns have the names that the
+        table had before the DDL, they get the ids that the table had then.
         """
         if column_ids(actual) or before is None:
             return actual
@@ -237,7 +244,8 @@ class Barrier:
         self._target.alter(table, self._filling(table, change))
 
     def _check_key(self, table: TableMeta, unknown: Sequence[str]) -> None:
-        """See that the table's key identifies the rows that are there already.
+        """Check that the key identifies the existing rows: `unknown` are the key's columns for
+        which they have no values.
 
         Raises:
             SourceError: ErrKeyUnknown.
@@ -263,12 +271,12 @@ class Barrier:
         return dataclasses.replace(change, filled=filled)
 
     def _check_shards(self, described: ChangefeedMeta) -> None:
-        """See that the target can keep merged tables, if there are any.
+        """Check that the target can keep merged tables, if there are any.
 
         Raises:
             SourceError: ErrModeUnsupported.
         """
-        table = next((each for each in described.tables.values() if each.shards), None)
+        table = next((table for table in described.tables.values() if table.shards), None)
         if table is None:
             return
         policy = self._policy
@@ -309,49 +317,54 @@ class Barrier:
     def _rename(
         self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta
     ) -> list[tuple[str, str]]:
-        """Give tables their new names, one after the other,
-        and go on behind the last step that is done already.
+        """Give tables their new names, one step after the other; steps that an earlier try of the
+        barrier has done are left out.
 
         Returns the (old, new) names of all steps, in order.
         """
-        chosen = [
+        renamed = [
             (old, new) for old, new in ddl.renamed if old in before.tables and new in now.tables
         ]
-        names = _in_order(chosen, ddl.ts)
-        # Names between two, of tables that change places, are in neither description.
+        names = _rename_steps(renamed, ddl.ts)
+        # Neither description has the temporary names of tables that swap names.
         metas = {**now.tables, **before.tables}
         metas |= {
             new: dataclasses.replace(metas[old], name=new) for old, new in names if new not in metas
         }
-        # The first step of those that come last: from a name between to the new one.
-        last = next(
+        # The steps from here on lead from a temporary name to the new one.
+        first_temporary = next(
             (number for number, (old, _) in enumerate(names) if old not in before.tables),
             len(names),
         )
-        noted = last < len(names) and self._manifest.moved_at(ddl.ts)
+        all_moved = first_temporary < len(names) and self._manifest.moved_at(ddl.ts)
 
         steps = [(metas[old], metas[new]) for old, new in names]
-        # A name may come free by one step and be taken by the next. So the table under a step's old
-        # name may be another one already, and only the newest step that is done says that those
-        # before it are done, too. Of tables that change places, the last steps look done before
-        # anything is: the manifest's note tells the names of afterwards from those of before.
-        certain = steps if noted else steps[:last]
-        made = [
-            number
-            for number, (old, new) in enumerate(certain, 1)
-            if not self._has(old) and self._has(new)
-        ]
-        for number, (old, new) in list(enumerate(steps))[max(made, default=0) :]:
-            if number == last:
+        # One step may free a name that the next one takes, so a table under a step's old name may
+        # be another one already. The last step that looks done (no table of the old name, one of
+        # the new) is proof that all steps before it are done. Before anything is renamed, the steps
+        # from temporary names look done, too: they count only once the manifest notes that all
+        # steps before them are done.
+        telling = steps if all_moved else steps[:first_temporary]
+        done = max(
+            (
+                number
+                for number, (old, new) in enumerate(telling, 1)
+                if not self._has(old) and self._has(new)
+            ),
+            default=0,
+        )
+        for number, (old, new) in list(enumerate(steps))[done:]:
+            if number == first_temporary:
                 self._manifest.note_moved(ddl.ts)
-            if self._behind(old, ddl.ts):
+            if self._is_below(old, ddl.ts):
                 self._target.rename(old, now.tables.get(new.name, new))
         return names
 
     def _rekey(self, before: TableMeta | None, table: TableMeta, ts: int) -> None:
-        if before is None or not self._behind(table, ts):
+        if before is None or not self._is_below(table, ts):
             return
-        # A column of another type is another one in the target, so the key went with the old one.
+        # A column that gets an incompatible type is made anew in the target, which removes the old
+        # column from the target's key.
         retyped = self._policy.evolution == EVOLVE and _retyped_key(before, table)
         if retyped or _key(before) != _key(table):
             self._target.rekey(table)
@@ -359,44 +372,46 @@ class Barrier:
     def _drop(self, name: str, ddl: Ddl, before: ChangefeedMeta) -> bool:
         if name not in before.tables:
             return False
-        # A table that the changefeed does not take any more is still there upstream.
+        # A table that a new table filter leaves out still exists upstream.
         drops = self._policy.on_drop == DROP and not ddl.is_filter_update
-        if drops and self._behind(before.tables[name], ddl.ts):
+        if drops and self._is_below(before.tables[name], ddl.ts):
             self._target.drop(before.tables[name])
         return True
 
     def _empty(self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta) -> list[str]:
-        """Empty truncated tables; returns those whose rows go with the next cut,
-        so that nobody sees them in part.
+        """Empty truncated tables; returns those that the next cut empties in its own commit, so
+        that no reader sees the table empty in between.
         """
-        later = []
+        with_cut = []
         for name in ddl.truncated:
-            if name not in now.tables or not self._behind(now.tables[name], ddl.ts):
+            if name not in now.tables or not self._is_below(now.tables[name], ddl.ts):
                 continue
-            same = name in before.tables and _key(before.tables[name]) == _key(now.tables[name])
-            if same and self._target.empties_with_cut:
-                later.append(name)
+            same_key = name in before.tables and _key(before.tables[name]) == _key(now.tables[name])
+            if same_key and self._target.empties_with_cut:
+                with_cut.append(name)
             else:
                 self._target.truncate(now.tables[name], ddl.ts)
-        return later
+        return with_cut
 
     def _recreate(self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta) -> list[str]:
-        """Let new tables begin empty whose names earlier ones had; returns these names."""
+        """Let tables that the DDL made begin empty, also where the target has an earlier table of
+        that name; returns the names.
+        """
         renamed = {new for _, new in ddl.renamed}
         names = [name for name in ddl.tables if name in now.tables and name not in renamed]
-        again = [
+        recreated = [
             name for name in names if _is_another(before.tables.get(name), now.tables[name], ddl)
         ]
-        for name in again:
+        for name in recreated:
             table = now.tables[name]
-            if self._behind(table, ddl.ts):
+            if self._is_below(table, ddl.ts):
                 expected = self._target.storable(lake_schema(table, self._policy.mode))
-                # Identities are those of one table: columns of another one are the same only by
+                # Column ids count within one table: columns of the earlier one are compared by
                 # name.
                 actual = without_metadata(self._target.schema(table))
                 change = difference(actual, with_column_ids(expected, table.column_ids))
                 self._target.replace(table, ddl.ts, change.replacing)
-        return again
+        return recreated
 
     def _has(self, table: TableMeta) -> bool:
         """Whether the target has a table of that name by this changefeed."""
@@ -405,25 +420,30 @@ class Barrier:
         except SourceError as err:
             if err.code != "ErrTargetForeign":
                 raise
-            # A database whose table has its new name, while the table's row has yet to get it.
+            # In a database a crash may come after the table was renamed and before its row in the
+            # table of positions was.
             return False
 
-    def _behind(self, table: TableMeta, ts: int) -> bool:
+    def _is_below(self, table: TableMeta, ts: int) -> bool:
+        """Whether the target has the table, without changes above `ts`: a DDL at `ts` may be
+        applied to it.
+        """
         position = self._target.position(table)
         return position is not None and position <= ts
 
 
-def _together(parts: Iterable[Mapping[str, Sequence[ShardRows]]]) -> dict[str, list[ShardRows]]:
-    together: dict[str, list[ShardRows]] = {}
+def _joined(parts: Iterable[Mapping[str, Sequence[ShardRows]]]) -> dict[str, list[ShardRows]]:
+    """The steps of several DDLs by table, in order."""
+    joined: dict[str, list[ShardRows]] = {}
     for part in parts:
         for name, steps in part.items():
-            together.setdefault(name, []).extend(steps)
-    return together
+            joined.setdefault(name, []).extend(steps)
+    return joined
 
 
 def _changed_at(described: ChangefeedMeta, ts: int, names: Iterable[str]) -> ChangefeedMeta:
-    """Merged tables of these names as of a schema change at `ts`: it may be one that ends a shard,
-    and gives none of those that stay another schema.
+    """The changefeed with `schema_ts` = `ts` for those of the tables that are merged. Where a shard
+    ends, the merged table changes at `ts` though none of its other shards does.
     """
     changed = {
         name: dataclasses.replace(described.tables[name], schema_ts=ts)
@@ -436,13 +456,13 @@ def _changed_at(described: ChangefeedMeta, ts: int, names: Iterable[str]) -> Cha
 
 
 def _key(table: TableMeta) -> list[tuple[str, int]]:
-    """The key's columns by name and identity: another column may have taken the name of one."""
+    """The key's columns by name and id: another column may have taken the name of one."""
     return [(name, table.column_ids.get(name, 0)) for name in table.key]
 
 
 def _retyped_key(before: TableMeta, table: TableMeta) -> bool:
-    """Whether a column of the key has a type that no widening leads to."""
-    change = difference(*(_columns_of_key(each) for each in (before, table)))
+    """Whether a column of the key changed to a type that is not wider than its old one."""
+    change = difference(_columns_of_key(before), _columns_of_key(table))
     return bool(change.incompatible)
 
 
@@ -452,7 +472,7 @@ def _columns_of_key(table: TableMeta) -> Any:
 
 
 def _is_another(before: TableMeta | None, table: TableMeta, ddl: Ddl) -> bool:
-    """Whether a DDL made `table` anew; `before` is the table of that name right below it."""
+    """Whether a DDL made `table`; `before` is the table of that name right below the DDL."""
     if before is None:
         return True
     if 0 in (before.table_id, table.table_id) or before.table_id == table.table_id:
@@ -465,28 +485,32 @@ def _is_another(before: TableMeta | None, table: TableMeta, ddl: Ddl) -> bool:
     return bool(new_columns) or table.name not in ddl.truncated
 
 
-def _in_order(renamed: Sequence[tuple[str, str]], ts: int) -> list[tuple[str, str]]:
-    """The (old, new) names of a DDL at `ts`, so that each new name is free when its turn comes.
+def _rename_steps(renamed: Sequence[tuple[str, str]], ts: int) -> list[tuple[str, str]]:
+    """The renames of a DDL at `ts` as (old, new) steps, in an order in which each new name is free.
 
-    Of tables that change places one gets its new name by way of another; such steps come last.
+    Where tables swap names, one of them is renamed to a temporary name first; the steps from
+    temporary names to the new ones come last.
     """
-    left, ordered, last = list(renamed), list[tuple[str, str]](), list[tuple[str, str]]()
-    while left:
-        olds = {old for old, _ in left}
-        step = next((pair for pair in left if pair[1] not in olds), None)
-        if step is not None:
-            left.remove(step)
-            ordered.append(step)
+    remaining, steps = list(renamed), list[tuple[str, str]]()
+    from_temporary: list[tuple[str, str]] = []
+    while remaining:
+        taken = {old for old, _ in remaining}
+        free = next((pair for pair in remaining if pair[1] not in taken), None)
+        if free is not None:
+            remaining.remove(free)
+            steps.append(free)
             continue
-        old, new = left.pop(0)
-        between = f"{old.partition('.')[0]}.tidemark_moved_{len(last)}_{ts}"
-        ordered.append((old, between))
-        last.append((between, new))
-    return ordered + last
+        old, new = remaining.pop(0)
+        temporary = f"{old.partition('.')[0]}.tidemark_moved_{len(from_temporary)}_{ts}"
+        steps.append((old, temporary))
+        from_temporary.append((temporary, new))
+    return steps + from_temporary
 
 
 def _frozen(table: TableMeta, actual: Any, mode: str) -> TableMeta:
-    """The table with the columns and types that the target has of it."""
+    """The table with the columns and types of the target: with `--schema-evolution ignore` others
+    are not written.
+    """
     envelope = [table.schema.field(name) for name in ENVELOPE]
     own = [field for field in actual if field.name not in own_columns(mode)]
     plain = [pa.field(field.name, field.type) for field in own]
