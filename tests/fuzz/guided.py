@@ -276,7 +276,7 @@ def _http2(data: bytes) -> None:
     assert client.host.open_now == len(connection.streams)
     assert len(connection._rest) <= frames.MAX_FRAME_BYTES + frames.HEADER_BYTES
     connection.abort()
-    assert (client.host.open_now, client.host.held, connection.unsent_bytes) == (0, 0, 0)
+    assert (client.host.open_now, client.host.request_bytes, connection.unsent_bytes) == (0, 0, 0)
 
 
 def _http2_seeds() -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Calls of batch routes (`server.rpc.front`): a received message is queued on its route at once,
-and its answer is sent when the route gives it.
+and the route calls `set_result` with its answer, which is sent then.
 
-No task waits for either. `done` and `set_result` make it a route's `Waiter`.
+A call needs no task and no future: `done` and `set_result` make it the route's `Waiter`.
 """
 
 import time
@@ -15,7 +15,9 @@ from server.rpc.http2.stream import ConnectionState, Stream
 from storage.model.errors import TidemarkError
 
 _MAX_OUTSTANDING = 4096
+"""Unanswered requests of one stream, beyond which its window is not renewed."""
 _MAX_UNREAD_BYTES = 4 << 20
+"""Unsent answers of one stream, beyond which it is ended."""
 
 
 class BatchedCall(Stream):
@@ -62,13 +64,13 @@ class BatchedCall(Stream):
                     grpc.StatusCode.UNIMPLEMENTED, "more than one message in a unary call"
                 )
             self._message = message
-        self.hold(self._reader.held + len(self._message or b""))
+        self.set_request_bytes(self._reader.buffered_bytes + len(self._message or b""))
         # A compressed message is unpacked a slice a turn; the connection calls again.
         if self._reader.pending:
             self.connection.unpacking[self.number] = self
         elif not ended:
             self.give_credit()
-        elif self._message is None or self._reader.held:
+        elif self._message is None or self._reader.buffered_bytes:
             raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "no whole message in a unary call")
         else:
             self._route.put(self._message, self)
@@ -155,8 +157,8 @@ class BatchedStream(Stream):
     def _read(self, data: bytes) -> None:
         """Messages in any cut, or compressed."""
         messages = self._reader.feed(data)
-        self.hold(self._reader.held)
-        self._begun = self._reader.held > 0
+        self.set_request_bytes(self._reader.buffered_bytes)
+        self._begun = self._reader.buffered_bytes > 0
         self._outstanding += len(messages)
         for message in messages:
             self._route.put(message, self)

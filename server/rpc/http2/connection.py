@@ -7,13 +7,13 @@ PING, GOAWAY, and those that ask for nothing we have. `HeaderFrames` handles HEA
 CONTINUATION: the calls that header blocks open, or end.
 
 Invariants:
-1. Whatever bytes come, `receive` ends in one of three ways: the frames are understood, one stream
-   is reset, or the connection fails with GOAWAY and hears nothing more. It raises nothing: an
+1. Whatever bytes come, `receive` ends in one of three ways: the frames are handled, one stream is
+   reset, or the connection fails with GOAWAY and ignores all later bytes. It raises nothing: an
    unexpected exception, too, ends this connection only (`crash`), whichever callback, timer,
    handler or route met it.
-2. What a peer can make us hold is bounded: one frame, one header block, the streams the host
-   admits, and for each what its window lets in. What it can make us send without end
-   (acknowledgements) is bounded by token buckets.
+2. The memory that a peer can take is bounded: one frame, one header block, the streams that the
+   host admits, and for each of them its window. Frames that cost the peer nothing and make us
+   answer (SETTINGS, PING, resets) are bounded by token buckets.
 3. Every header block is decoded, in order, whoever refuses its stream: the HPACK table must see it.
 4. A header block is bounded, in frames and in bytes, and nothing comes between its frames.
 """
@@ -36,7 +36,9 @@ from server.rpc.http2.stream import STREAM_WINDOW, ConnectionState, Stream, Stre
 
 CONNECTION_WINDOW = 16 << 20
 _CHECKED_BYTES, _FRAME_COST_BYTES = 4096, 256
-"""After so many bytes, each frame counting some more, the clock is looked at: is the turn over?"""
+"""After so many bytes the clock is read, to end the turn in time; a frame counts for its payload
+and the second of these.
+"""
 _RESETS, _RESETS_PER_S = 20_000, 1000
 FrameHandler = Callable[[int, int, bytes], None]
 """Takes flags, stream and payload."""
@@ -122,7 +124,7 @@ class Connection(ConnectionState):
         # One loop over local names: at 128 callers a read brings hundreds of frames, and this is
         # most of what a frame costs.
         at, size, unpack, clock = 0, len(data), frames.HEADER.unpack_from, self._clock
-        unchecked = _CHECKED_BYTES  # the first frame may be the dear one
+        unchecked = _CHECKED_BYTES  # read the clock after the first frame, which may be expensive
         self.behind = False
         if self.unpacking:
             self._unpack(until_s)

@@ -1,8 +1,8 @@
 """Calls answered by coroutines: one task each, as gRPC's handlers expect it.
 
-Requests wait in the call until they are read, and the peer is given room for more as they are;
-answers wait for it. A handler is given a `Context` beside its requests: gRPC's own interface, over
-one of our calls.
+Received requests are queued in the call; the peer's window is renewed as the handler reads them. A
+handler that writes waits while too many bytes of its answers are unsent. It gets a `Context`, which
+is gRPC's own interface over one of our calls.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class IncomingRequest(NamedTuple):
 
 
 class HandledCall(Stream):
-    """A call of any kind."""
+    """A unary or streaming call with a coroutine for its handler."""
 
     __slots__ = ("_arrived", "_deadline", "_handler", "_inbox", "_inbox_bytes", "_reader", "_room", "_spawn",
                  "_task", "_timer", "_turn_bytes", "callbacks", "given_up", "head")  # fmt: skip
@@ -90,11 +90,11 @@ class HandledCall(Stream):
         for message in self._reader.feed(data):
             self._inbox.append(message)
             self._inbox_bytes += len(message)
-        self.hold(self._inbox_bytes + self._reader.held)
+        self.set_request_bytes(self._inbox_bytes + self._reader.buffered_bytes)
         if self._reader.pending:
             self.connection.unpacking[self.number] = self
             ended = False
-        elif ended and self._reader.held:
+        elif ended and self._reader.buffered_bytes:
             raise StatusError(grpc.StatusCode.INTERNAL, "the call ended in the middle of a message")
         if not self._handler.request_streaming:
             self._receive_one(ended=ended)
@@ -103,13 +103,15 @@ class HandledCall(Stream):
         self._give_credit()
 
     def aborted(self) -> None:
-        """The client gave up: so does the handler."""
+        """The client cancelled the call, or is gone: cancel the handler."""
         self.given_up = True
         self._interrupt()
 
     def awaits_rest(self) -> bool:
         """See `Stream`."""
-        return self._reader.held > 0 or not (self.remote_closed or self._handler.request_streaming)
+        return self._reader.buffered_bytes > 0 or not (
+            self.remote_closed or self._handler.request_streaming
+        )
 
     def writable(self) -> None:
         """See `Stream`."""
@@ -135,7 +137,7 @@ class HandledCall(Stream):
             await self._arrived
         message = self._inbox.popleft()
         self._inbox_bytes -= len(message)
-        self.hold(self._inbox_bytes + self._reader.held)
+        self.set_request_bytes(self._inbox_bytes + self._reader.buffered_bytes)
         self._give_credit()
         return self._parsed(message)
 

@@ -1,20 +1,20 @@
 """Header blocks of HTTP/2 (RFC 7541): those of requests decoded and understood,
 those of answers written.
 
-`HeaderDecoder` remembers the blocks it has seen, since clients send the same few again and again;
-`read_head` says what the fields of a gRPC call mean, or why they are none; `response_head` and
-`trailers` write what goes back.
+`HeaderDecoder` caches the blocks it has decoded, since clients send the same few again and again;
+`read_head` makes a gRPC call of the fields, or says why they are none; `response_head` and
+`trailers` write the blocks of an answer.
 
 Invariants:
-1. What is remembered is right: the meaning of a block is a function of its bytes and of the dynamic
-   table, and all that is remembered is forgotten when the table changes. A block that changes the
-   table is never remembered.
-2. Every block is decoded, also of a request that is refused: the table must see it.
-3. Answers are literals that no table remembers, so an encoder of ours has no state that could go
-   out of step with the peer's.
+1. The cache is never wrong: the meaning of a block depends on its bytes and on the dynamic table
+   only. The cache is emptied when the table changes, and a block that changes the table is not
+   cached.
+2. Every block is decoded, also of a request that is refused: it may change the table.
+3. Answers are literals that enter no dynamic table, so our side has no encoder state that could get
+   out of step with the peer.
 
-The table, Huffman codes and integers are the library's; its loop is not, which takes 21 to 34 us
-for one call.
+The table, Huffman codes and integers are those of the library `hpack`; its decoding loop is not
+used, as it takes 21 to 34 us for one call.
 """
 
 import base64
@@ -38,8 +38,8 @@ Field = tuple[bytes, bytes]
 
 MAX_TABLE_BYTES = 4096
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 256, 32 << 10
-"""The header blocks, and bytes of their fields, that one connection remembers."""
-_FIELD_BYTES = 32  # what the RFC adds to the size of each
+"""The bounds of one connection's cache: header blocks, and bytes of their fields."""
+_FIELD_BYTES = 32  # the overhead of a field by RFC 7541 §4.1
 Metadata = tuple[tuple[str, str | bytes], ...]
 _PSEUDO = {b":method", b":scheme", b":path", b":authority"}
 _NEEDED = (b":method", b":scheme", b":path")
@@ -201,8 +201,8 @@ class RequestHead:
 
 
 def read_head(fields: tuple[Field, ...]) -> tuple[RequestHead, float | None]:
-    """The head and the timeout in seconds; all but the timeout is the same for most calls,
-    and looked up.
+    """The head of a call, and its timeout in seconds (None: none). The head, which most calls of a
+    client share, is cached.
 
     Raises:
         StreamFault: the request is malformed (RFC 9113 §8.1.1).
@@ -333,8 +333,10 @@ def _status(status: grpc.StatusCode, text: str) -> bytes:
 
 
 def _percent_encoded(text: str) -> bytes:
+    # A lone surrogate, as in the name of a file that is not UTF-8, must not end the connection.
     return b"".join(
-        bytes((byte,)) if byte in _PLAIN_BYTES else b"%%%02X" % byte for byte in text.encode()
+        bytes((byte,)) if byte in _PLAIN_BYTES else b"%%%02X" % byte
+        for byte in text.encode(errors="replace")
     )
 
 

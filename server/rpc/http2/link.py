@@ -1,5 +1,10 @@
-"""A connection's socket: received bytes go to the connection at once, and its answers are written
-in one piece.
+"""A connection's socket and its clock.
+
+`ServerProtocol` is asyncio's protocol of one accepted TCP or TLS connection: it passes received
+bytes to its `Connection` at once, writes what a turn produced in one piece, and stops reading while
+the connection has unhandled bytes or its peer does not read. `NativeServer` calls `tick` every two
+seconds, which enforces the deadlines below: a peer that is silent, idle, slow or gone is closed.
+Whatever goes wrong ends this connection only.
 """
 
 import asyncio
@@ -25,20 +30,27 @@ _FAULTS = Counter(
 )
 
 _PING_AFTER_S, _PONG_WITHIN_S = 30.0, 10.0
+"""A peer that sent nothing for so long is pinged, and cut off without an answer in time."""
 _INTRODUCED_WITHIN_S = 10.0
+"""From the accepting to the peer's SETTINGS, TLS included."""
 _CLOSED_WITHIN_S = 10.0
+"""For a peer to take the last bytes of a connection that is being closed."""
 _IDLE_S = 30 * 60.0
+"""A connection without calls for so long is drained and closed."""
 _HEADERS_WITHIN_S = 10.0
 _FRAME_WITHIN_S = 30.0
+"""From the first to the last byte of a header block, and of any frame."""
 _REQUEST_WITHIN_S, _REQUEST_BYTES_PER_S = 30.0, 4096
+"""A request must be complete within the first, and one second more for each so many bytes."""
 _EVICTABLE_AFTER_S = 1.0
+"""A connection without calls for so long may be closed to make room for another one."""
 _IDENTITY_KINDS = ("DNS", "URI", "email", "IP Address")
 """The names that the `ssl` module has for them."""
 
 
 class ServerProtocol(asyncio.Protocol):
-    """One TCP or TLS connection, in `links` from its accepting on;
-    `closed` is done when it is over.
+    """One TCP or TLS connection; it is in `links` from when it is accepted until it is lost, when
+    `closed` is done.
     """
 
     def __init__(self, host: StreamHost, bounds: Bounds, links: "set[ServerProtocol]") -> None:
@@ -111,7 +123,7 @@ class ServerProtocol(asyncio.Protocol):
             self._loop.call_soon(self._proceed)
 
     def _regulate(self) -> None:
-        """Read no more than is handled, and nothing from a peer that does not read."""
+        """Stop reading while received bytes are unhandled, or the peer does not read ours."""
         if self._transport is None:
             return
         if self._behind or self.connection.congested:
@@ -194,14 +206,13 @@ class ServerProtocol(asyncio.Protocol):
         elif not connection.ready:
             if now_s - self._began_s > _INTRODUCED_WITHIN_S:
                 self.cut()
-        elif not self._behind:  # else what it says may wait here, a PING's answer too
+        elif not self._behind:  # else its frames, a PING's answer too, may be unhandled yet
             self._end_silence(now_s)
             self._end_slow_requests(now_s)
 
     def _end_silence(self, now_s: float) -> None:
         connection = self.connection
-        # A peer that vanished without FIN is noticed by nothing else: TCP says nothing while nobody
-        # sends.
+        # Nothing else notices a peer that vanished without FIN: TCP does not, while nobody sends.
         if connection.awaiting_ping_ack:
             if now_s - self._pinged_s > _PONG_WITHIN_S:
                 self.cut()
@@ -317,7 +328,9 @@ class StallDetector:
         self._since_s = 0.0
 
     def lasts(self, mark: int, now_s: float) -> bool:
-        """`mark` is another number whenever there was progress, and 0 while nothing is awaited."""
+        """Whether `mark` has been the same for more than `within_s`: it must change with each
+        progress, and be 0 while nothing is awaited.
+        """
         if mark != self._mark:
             self._mark, self._since_s = mark, now_s
         return bool(mark) and now_s - self._since_s > self._within_s

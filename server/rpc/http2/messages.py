@@ -37,9 +37,9 @@ class MessageReader:
         self._inflating: _Inflating | None = None
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Bytes of unfinished messages, compressed and decompressed."""
-        return len(self._buffer) + (self._inflating.held if self._inflating else 0)
+        return len(self._buffer) + (self._inflating.buffered_bytes if self._inflating else 0)
 
     @property
     def pending(self) -> bool:
@@ -62,8 +62,7 @@ class MessageReader:
         at = 0
         while self._inflating is None and len(buffer) - at >= PREFIX_BYTES:
             size = int.from_bytes(buffer[at + 1 : at + PREFIX_BYTES])
-            # The announced size is refused before its bytes come: they would have to be held until
-            # then.
+            # Refused by its announced size, before its bytes come and take memory.
             self._check(buffer[at], size)
             end = at + PREFIX_BYTES + size
             if end > len(buffer):
@@ -108,7 +107,7 @@ class MessageReader:
 
 
 class _Inflating:
-    """One compressed message on its way."""
+    """One compressed message that is being decompressed, slice by slice."""
 
     __slots__ = ("_at", "_body", "_inflate", "_max_bytes", "_tail", "done", "plain")
 
@@ -122,7 +121,7 @@ class _Inflating:
         self._inflate = zlib.decompressobj(window_bits)
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         return len(self._body) + len(self.plain)
 
     def go_on(self, left: int) -> int:

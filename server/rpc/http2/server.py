@@ -1,5 +1,5 @@
-"""The native listener: admits connections, finds each call's handler,
-bounds what all of them have, drains.
+"""The native listener: admits connections, finds each call's handler, bounds the calls and bytes
+of all connections, and drains at its end.
 
 It takes the same handlers as `grpc.aio.Server`, and serves those of batch routes without a task.
 `Admission` limits connections: at most so many connections in all, and so many from one client
@@ -93,8 +93,8 @@ class NativeServer:
         self._links: set[ServerProtocol] = set()
         self._admission = Admission(limits, self._links)
         self._handshakes = RefusedHandshakes()
-        self._calls = self._tasks = self._held = 0
-        self._held_max = limits.held_bytes
+        self._calls = self._tasks = self._request_bytes = 0
+        self._max_request_bytes = limits.held_bytes
         self._behind = self._buffered = 0
         self._relieving = False
         self._starter = HandlerStarter()
@@ -218,10 +218,10 @@ class NativeServer:
             # closed.
             asyncio.get_running_loop().call_soon(self._relieve)
 
-    def hold_request_bytes(self, change: int) -> bool:
+    def count_request_bytes(self, change: int) -> bool:
         """See `Host`."""
-        self._held += change
-        return self._held <= self._held_max
+        self._request_bytes += change
+        return self._request_bytes <= self._max_request_bytes
 
     def _stream(
         self, connection: ConnectionState, number: int, head: RequestHead, timeout_s: float | None
@@ -237,7 +237,7 @@ class NativeServer:
         handler = self._handlers.get(head.method) or self._generic_handler(head)
         stream = self._stream_of(connection, number, handler, head, timeout_s)
         if self._access and (handler.request_streaming or handler.response_streaming):
-            stream.asked_again = head
+            stream.recheck_head = head
         return stream
 
     def _stream_of(
@@ -372,7 +372,7 @@ class NativeServer:
     def _end_refused(self) -> None:
         """End the calls whose clients may not make them any more."""
         for stream in self._open_streams():
-            head, peer = stream.asked_again, stream.connection.peer
+            head, peer = stream.recheck_head, stream.connection.peer
             if head is None:
                 continue
             names = peer.auth.get("x509_common_name", ())

@@ -1,13 +1,14 @@
-"""One call's half of a connection, and the connection's state that calls use.
+"""One HTTP/2 stream, and the state of a connection that its streams share.
 
-A `Stream` is what a call may send and receive, and how it ends; what it means is its subclasses'.
-`ConnectionState` is what the calls of one connection share: windows, the queue of bytes to send,
-and the end of all of them. Invariants:
+A `Stream` does a call's flow control, sending and ending; its subclasses handle the messages
+(`batched.BatchedCall`, `batched.BatchedStream`, `handled.HandledCall`). `ConnectionState` has the
+connection's windows, the queue of bytes to send, and the open streams; `connection.Connection` adds
+the receiving half. Invariants:
 
-1. No DATA is sent beyond the peer's windows, and none is accepted beyond those we gave; a call
-   whose messages nobody takes is given no more.
+1. No DATA is sent beyond the peer's windows, and none is accepted beyond ours; the window of a call
+   whose messages are not read is not renewed.
 2. A stream ends once: by its trailers (`finish`), or because it was reset or its connection ended
-   (`abort`). After `closed` nothing of it is sent and its connection has forgotten it.
+   (`abort`). Once `closed` is set, nothing of it is sent, and its connection does not list it.
 """
 
 from abc import ABC, abstractmethod
@@ -108,25 +109,25 @@ class StreamHost(Protocol):
     def count_buffered_bytes(self, change: int) -> None:
         """Count bytes that wait for a peer to read them, or for their connection's turn."""
 
-    def hold_request_bytes(self, change: int) -> bool:
+    def count_request_bytes(self, change: int) -> bool:
         """Count bytes of requests that are incomplete or unread; False: the limit is exceeded."""
 
 
 class Stream(ABC):
-    """A call under way."""
+    """A call under way; belongs to the event loop of its connection."""
 
     __slots__ = (
         "_credit",
         "_head_sent",
         "_trailers",
         "_unsent",
-        "asked_again",
         "closed",
         "connection",
-        "held",
         "number",
         "received",
+        "recheck_head",
         "remote_closed",
+        "request_bytes",
         "rest",
         "unsent_bytes",
         "window",
@@ -137,14 +138,14 @@ class Stream(ABC):
         self.number = number
         self.window = connection.initial_window
         """Bytes of DATA the peer still takes; negative after it made its windows smaller."""
-        self.held = self.unsent_bytes = self.received = 0
+        self.request_bytes = self.unsent_bytes = self.received = 0
         self.rest: tuple[float, int] | None = None
         """Since when, and after how many received bytes,
         the rest of a request is awaited (`Link.tick` sets it).
         """
         self.remote_closed = self.closed = self._head_sent = False
         self._credit = STREAM_WINDOW
-        self.asked_again: RequestHead | None = None
+        self.recheck_head: RequestHead | None = None
         """The call's head, if the call must end once its client may not make it any more; else
         None.
         """
@@ -191,23 +192,23 @@ class Stream(ABC):
         """End the call with UNAVAILABLE: the server stops now."""
         self.finish(grpc.StatusCode.UNAVAILABLE, STOPPING)
 
-    def hold(self, size: int) -> None:
-        """Set how many bytes of its requests are in memory.
+    def set_request_bytes(self, size: int) -> None:
+        """Set how many bytes of the call's requests are in memory.
 
         Raises:
-            StatusError: that, with what other calls hold, is too much.
+            StatusError: with those of all other calls they are beyond the listener's bound.
         """
-        change = 0 if self.closed else size - self.held
-        self.held += change
+        change = 0 if self.closed else size - self.request_bytes
+        self.request_bytes += change
         # Giving back is never refused, even while all calls together are above the bound.
-        if not self.connection.host.hold_request_bytes(change) and change > 0:
+        if not self.connection.host.count_request_bytes(change) and change > 0:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, _FULL)
 
     def take_credit(self, size: int) -> None:
-        """Account for `size` received bytes.
+        """Account for `size` received bytes of DATA.
 
         Raises:
-            StreamFault: more than there was room for, or after the end.
+            StreamFault: they exceed the window that the peer was given, or follow END_STREAM.
         """
         if self.remote_closed:
             raise StreamFault(ErrorCode.STREAM_CLOSED, "DATA after the end of its stream")
@@ -377,8 +378,7 @@ class Stream(ABC):
         self.unsent_bytes += change
         connection.unsent_bytes += change
         if self._trailers:
-            # After its trailers are set, a call is over for its handler; what waits is the peer's
-            # debt.
+            # The trailers are set: the handler has finished, and only the peer delays the end.
             connection.unread_bytes += change
         connection.host.count_buffered_bytes(change)
 
@@ -399,8 +399,8 @@ class Stream(ABC):
 
     def _release(self) -> None:
         self.closed = True
-        self.connection.host.hold_request_bytes(-self.held)
-        self.held = 0
+        self.connection.host.count_request_bytes(-self.request_bytes)
+        self.request_bytes = 0
         if self.unsent_bytes:
             self._count_unsent(-self.unsent_bytes)
         self.connection.remove_stream(self)
@@ -436,7 +436,7 @@ class ConnectionState:
         """The bytes of answers that wait for the peer."""
         self.max_unsent_bytes = bounds.unsent_bytes
         self.unread_bytes = 0
-        """The part of those that belongs to calls that are over but for their peer."""
+        """The part of those that belongs to calls whose handlers have finished."""
         self.answers = 0
         """Messages sent; pings between them are no flood."""
         self.ready = False
@@ -464,8 +464,8 @@ class ConnectionState:
     def take(self) -> bytes:
         """Take all bytes that are to be written now."""
         self._armed = True
-        # In the order in which they began to wait: a large answer gives way after its part of the
-        # turn.
+        # In the order in which they began to wait; one that is not done is appended again, so a
+        # large answer delays the others by one turn at most.
         while self.waiting and self.window > 0 and self.room > 0:
             self.waiting.popitem(last=False)[1].drain()
         if self.gated and self.unread_bytes <= MAX_UNREAD_BYTES:
@@ -486,13 +486,13 @@ class ConnectionState:
             self.look_again()
 
     def look_again(self) -> None:
-        """Resume waiting streams with the rest of this turn."""
+        """Have `take` called soon, which resumes the waiting streams."""
         if not self._armed:
             self._armed = True
             self._wake()
 
     def fail(self, fault: ConnectionFault) -> None:
-        """End it: GOAWAY says why, its calls are given up."""
+        """End the connection: GOAWAY says why, and its calls are aborted."""
         self.send(goaway(self.last_stream, fault.code, fault.text))
         self.failed = fault
         self.abort()
@@ -521,7 +521,7 @@ class ConnectionState:
                 stream.abort()
             except Exception as err:  # noqa: BLE001 - one broken call must not keep the others from ending
                 self.remove_stream(stream)
-                self.host.hold_request_bytes(-stream.held)
+                self.host.count_request_bytes(-stream.request_bytes)
                 self.crash(err)
 
     def drain(self) -> None:

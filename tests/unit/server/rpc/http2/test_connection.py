@@ -426,12 +426,12 @@ def test_draining_refuses_new_calls_and_ends_old_ones() -> None:
 
 
 def test_what_calls_hold_in_memory_is_bounded_over_all_of_them() -> None:
-    client = Client(EchoHost(most_held=1000))
+    client = Client(EchoHost(max_request_bytes=1000))
     client.send(client.headers(1), data(1, message(bytes(2000))[:900]), client.headers(3))
     fields, _ = client.send(data(3, message(bytes(2000))[:900])).answer(3)
     assert fields["grpc-status"] == "8"
     client.send(frame(frames.RST_STREAM, 0, 1, bytes(4)))
-    assert client.host.held == 0
+    assert client.host.request_bytes == 0
 
 
 def test_somebody_is_woken_once_for_answers_given_later() -> None:

@@ -42,7 +42,7 @@ def test_any_frames_in_any_cut_end_the_connection_at_most(sent: list[bytes], cut
     connection.abort()
     assert not connection.streams
     assert not connection.waiting
-    assert (client.host.open_now, client.host.held, connection.unsent_bytes) == (0, 0, 0)
+    assert (client.host.open_now, client.host.request_bytes, connection.unsent_bytes) == (0, 0, 0)
 
 
 @given(
@@ -76,4 +76,8 @@ def test_a_good_conversation_with_wrong_bytes_in_it(changes: list[tuple[int, byt
     client.send(bytes(good))
     client.take()
     client.connection.abort()
-    assert (client.host.open_now, client.host.held, client.connection.unsent_bytes) == (0, 0, 0)
+    assert (client.host.open_now, client.host.request_bytes, client.connection.unsent_bytes) == (
+        0,
+        0,
+        0,
+    )

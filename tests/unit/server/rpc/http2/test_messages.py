@@ -27,7 +27,7 @@ def test_any_cut_gives_the_same_messages(bodies: list[bytes], draw: st.DataObjec
         found += reader.feed(stream[:size])
         stream = stream[size:]
     assert found == bodies
-    assert reader.held == 0
+    assert reader.buffered_bytes == 0
 
 
 def fed(reader: MessageReader, data: bytes) -> list[bytes]:
@@ -43,7 +43,7 @@ def test_one_turn_decompresses_a_slice_only_and_counts_it() -> None:
     packed = message(gzip.compress(bytes(10 << 20)), flag=1)
     assert reader.feed(packed + message(b"next")) == []
     assert reader.pending
-    assert reader.held <= len(packed) + (1 << 20)
+    assert reader.buffered_bytes <= len(packed) + (1 << 20)
     turns = 1
     messages: list[bytes] = []
     while not messages:
@@ -51,7 +51,7 @@ def test_one_turn_decompresses_a_slice_only_and_counts_it() -> None:
         turns += 1
     assert messages == [bytes(10 << 20), b"next"]
     assert turns >= 10
-    assert reader.held == 0
+    assert reader.buffered_bytes == 0
 
 
 def test_a_length_beyond_the_bound_is_refused_before_its_bytes() -> None:
@@ -68,7 +68,7 @@ def test_a_bomb_is_refused_before_it_is_large(encoding: bytes) -> None:
     assert fed(reader, message(pack(bytes(1 << 20)), flag=1)) == [bytes(1 << 20)]
     with pytest.raises(MessageError) as refused:
         fed(reader, message(pack(bytes(50 << 20)), flag=1))
-    assert reader.held < 2 << 20
+    assert reader.buffered_bytes < 2 << 20
     assert refused.value.status is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -42,6 +42,11 @@ def test_texts_are_percent_encoded(text: str) -> None:
     assert decoded.decode() == text + "!"
 
 
+def test_a_text_with_a_lone_surrogate_is_sent() -> None:
+    block = headers.trailers(grpc.StatusCode.INTERNAL, "cannot open a\udcff")
+    assert fields(block)[1] == (b"grpc-message", b"cannot open a?")
+
+
 def test_a_status_without_text_has_none() -> None:
     assert fields(headers.trailers(grpc.StatusCode.NOT_FOUND, "")) == [(b"grpc-status", b"5")]
 

@@ -58,7 +58,7 @@ async def test_a_connection_that_ends_behind_leaves_nothing() -> None:
     link.data_received(b"".join(client.call(number, b"x") for number in range(1, 21, 2)))
     link.connection_lost(None)
     await asyncio.sleep(0)
-    assert (host.behind, host.buffered, host.held, host.open_now) == (0, 0, 0, 0)
+    assert (host.behind, host.buffered, host.request_bytes, host.open_now) == (0, 0, 0, 0)
 
 
 def test_answers_wait_in_their_streams_while_the_socket_is_full() -> None:

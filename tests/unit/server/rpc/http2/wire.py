@@ -60,7 +60,7 @@ class Echo(Stream):
 
     def receive(self, data: bytes, *, ended: bool) -> None:
         self.got += self.reader.feed(data)
-        self.hold(self.reader.held)
+        self.set_request_bytes(self.reader.buffered_bytes)
         self.give_credit()
         if self.reader.pending:
             self.connection.unpacking[self.number] = self
@@ -79,10 +79,10 @@ class EchoHost:
     """Opens echoes, `most` at a time."""
 
     most: int = 1000
-    most_held: int = 1 << 30
+    max_request_bytes: int = 1 << 30
     opened: list[Echo] = field(default_factory=list)
     open_now: int = 0
-    held: int = 0
+    request_bytes: int = 0
     turn: float = 60.0
     behind: int = 0
     buffered: int = 0
@@ -118,9 +118,9 @@ class EchoHost:
     def count_buffered_bytes(self, change: int) -> None:
         self.buffered += change
 
-    def hold_request_bytes(self, change: int) -> bool:
-        self.held += change
-        return self.held <= self.most_held
+    def count_request_bytes(self, change: int) -> bool:
+        self.request_bytes += change
+        return self.request_bytes <= self.max_request_bytes
 
 
 class Client:
