@@ -127,7 +127,7 @@ class CallAccess:
         names: Iterable[bytes],
         peer: str,
     ) -> None:
-        """See that a gRPC call may be made, by who its metadata, and the common names of its
+        """Check that a gRPC call may be made, by who its metadata, and the common names of its
         connection's certificate, say makes it.
 
         Raises:
@@ -157,7 +157,7 @@ class CallAccess:
         return has_changed
 
     def check_request(self, request: Request) -> None:
-        """See that an HTTP request may be made; raises as `check_call`."""
+        """Check that an HTTP request may be made; raises as `check_call`."""
         right = None if self._is_open else right_of_request(request.method, request.path)
         if right is not None:
             values = [request.authorization] if request.authorization else []

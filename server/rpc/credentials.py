@@ -117,7 +117,7 @@ class SecurityConfig:
         return self.enabled
 
     def check_listener(self) -> None:
-        """See that listeners can use the files.
+        """Check that listeners can use the files.
 
         Raises:
             CredentialsError: they cannot.
@@ -266,7 +266,7 @@ def _elements(der: bytes) -> list[tuple[int, bytes]]:
 
 
 def _check_pem(security: SecurityConfig) -> None:
-    """See that the files can be read and hold what they are for: OpenSSL does not name the file.
+    """Check that the files can be read and hold what they are for: OpenSSL does not name the file.
 
     Raises:
         CredentialsError: one does not.

@@ -154,7 +154,7 @@ class Events:
         return flags
 
     def check_known(self) -> None:
-        """See that what each event does is known, or that its writer says it may be left out.
+        """Check that what each event does is known, or that its writer says it may be left out.
 
         Raises:
             EventUnsupportedError: one is not known; the old events of LOAD DATA, before MySQL

@@ -209,7 +209,7 @@ class Table:
         return tuple(places[name] for name in self.primary_key)
 
     def check(self) -> None:
-        """See that each row can be read.
+        """Check that each row can be read.
 
         Raises:
             ColumnUnsupportedError: a column cannot; the message says which and why.

@@ -69,7 +69,7 @@ def java_program() -> str:
 
 
 def check_java() -> None:
-    """See that Spark's launcher will find a Java that it can use.
+    """Check that Spark's launcher will find a Java that it can use.
 
     Raises:
         SourceError: ErrJavaNotFound.

@@ -30,7 +30,7 @@ Table = tuple[str, str]
 
 
 def check_names(target: str, table: Table, columns: Iterable[str]) -> None:
-    """See that a target of the format `target` can hold a table and its columns under their names.
+    """Check that a target of the format `target` takes the names of a table and its columns.
 
     Raises:
         SourceError: ErrNameUnsupported, with the option of `changefeed create` that keeps the names
@@ -60,7 +60,7 @@ def check_names(target: str, table: Table, columns: Iterable[str]) -> None:
 
 
 def check_distinct(target: str, tables: Iterable[Table]) -> None:
-    """See that a target of the format `target` can tell tables apart by their names.
+    """Check that a target of the format `target` can tell tables apart by their names.
 
     Raises:
         SourceError: ErrNameUnsupported, as `check_names`.

@@ -61,7 +61,7 @@ def table_of(changefeed: ChangefeedMeta, name: str) -> TableMeta:
 def check_schema(
     described: ChangefeedMeta, name: str, ts: int, expected: StructType, *, hint: str = _AGAIN
 ) -> None:
-    """See that the rows of table `name` above `ts` have the columns `expected`.
+    """Check that the rows of table `name` above `ts` have the columns `expected`.
 
     Raises:
         SourceError: ErrTableDropped or ErrSchemaChanged.

@@ -366,7 +366,7 @@ class SinkUri:
         return mode or modes[0]
 
     def check_write(self, write: str) -> None:
-        """See that whoever is to write the rows (one of `WRITES`) can.
+        """Check that whoever is to write the rows (one of `WRITES`) can.
 
         Raises:
             SourceError: ErrWriteUnsupported.
@@ -477,7 +477,7 @@ def is_secret(option: str) -> bool:
 
 
 def check_reference(options: Mapping[str, str]) -> None:
-    """See that a password is named in one way, and that a variable is one that URIs may name.
+    """Check that a password is named in one way, and that a variable is one that URIs may name.
 
     Raises:
         SourceError: ErrTargetInvalid.

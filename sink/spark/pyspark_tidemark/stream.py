@@ -146,7 +146,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._changefeed.latest(position, max_rows=rows, max_bytes=size, wait_ms=wait_ms)
 
     def _pass(self, position: int) -> None:
-        """See that rows above `position` may be read by this query."""
+        """Check that rows above `position` may be read by this query."""
 
     def _acknowledge(self, ts: int) -> None:
         """Acknowledge a new position at once, and the last one again every `ACK_AGAIN_S`: a capture

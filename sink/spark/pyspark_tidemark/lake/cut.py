@@ -420,7 +420,7 @@ class CutApplier:
         )
 
     def _check_continues(self, table: TableMeta, position: int | None) -> None:
-        """See that a table which the newest cut shows is there, as it was then.
+        """Check that a table which the newest cut shows is there, as it was then.
 
         Raises:
             SourceError: ErrTableRemoved, ErrTableRolledBack; ErrTableMoved, an earlier version
@@ -526,7 +526,7 @@ def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord 
 
 
 def _check_merged(tables: Mapping[str, TableMeta], shown: Mapping[str, Shown]) -> None:
-    """See that no shard is a table of its own in the lake: its rows would be missing where shards
+    """Check that no shard is a table of its own in the lake: its rows would be missing where shards
     are merged.
 
     Raises:

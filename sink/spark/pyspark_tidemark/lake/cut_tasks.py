@@ -121,7 +121,7 @@ def packed(shares: Sequence[Share], slots: int) -> list[list[Share]]:
 
 
 def check_mounted(directory: str) -> None:
-    """See that a directory which the driver has made is one of the task's machine, too.
+    """Check that a directory which the driver has made is one of the task's machine, too.
 
     Raises:
         SourceError: ErrTargetUnusable.
@@ -135,7 +135,7 @@ def check_mounted(directory: str) -> None:
 
 
 def check_arrived(path: Path, size: int) -> None:
-    """See that the driver has a file that a task has written.
+    """Check that the driver has a file that a task has written.
 
     Raises:
         SourceError: ErrTargetUnusable.

@@ -325,7 +325,7 @@ class Claims:
 
 
 def check_idle(claims: Files, seconds: float) -> None:
-    """See that nobody claims anything for `seconds`.
+    """Check that nobody claims anything for `seconds`.
 
     A courtesy to a job that runs: the claims themselves keep the lake whole.
 

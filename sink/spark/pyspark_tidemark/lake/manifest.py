@@ -284,7 +284,7 @@ def cuts_in(files: Files) -> list[CutRecord]:
 
 
 def check_follows(last: CutRecord | None, record: CutRecord) -> None:
-    """See that a cut starts where the last one ended.
+    """Check that a cut starts where the last one ended.
 
     Raises:
         SourceError: ErrCutGap.
@@ -297,7 +297,7 @@ def check_follows(last: CutRecord | None, record: CutRecord) -> None:
 
 
 def check_mode(last: CutRecord | None, mode: str | None) -> None:
-    """See that a lake is kept in a mode (None: any): tables of one mode are not those of another.
+    """Check that a lake is kept in a mode (None: any): tables of one mode are not those of another.
 
     Raises:
         SourceError: ErrTargetMode.

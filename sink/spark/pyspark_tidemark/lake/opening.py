@@ -107,7 +107,7 @@ def open_target(arguments: Arguments, spark: SparkSession, manifest: Manifest) -
 
 
 def check_evolution(arguments: Arguments) -> None:
-    """See that a topic is not asked to keep columns that a table has lost.
+    """Check that a topic is not asked to keep columns that a table has lost.
 
     Raises:
         SourceError: ErrModeUnsupported.

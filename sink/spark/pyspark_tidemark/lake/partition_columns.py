@@ -22,7 +22,7 @@ from pyspark_tidemark.lake.partitioning import (
 
 
 def check_fields(table: str, fields: Sequence[PartitionField], schema: pa.Schema) -> None:
-    """See that a table has the columns that it is to be partitioned by.
+    """Check that a table has the columns that it is to be partitioned by.
 
     Raises:
         SourceError: ErrPartitionUnsupported.

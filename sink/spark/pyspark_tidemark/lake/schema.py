@@ -67,7 +67,7 @@ def lake_key(table: TableMeta, mode: str) -> tuple[str, ...]:
 
 
 def check_key(table: TableMeta, mode: str) -> None:
-    """See that the table has the key that the mode needs to identify its rows.
+    """Check that the table has the key that the mode needs to identify its rows.
 
     Raises:
         SourceError: ErrTableNoKey.
@@ -79,7 +79,7 @@ def check_key(table: TableMeta, mode: str) -> None:
 
 
 def check_held(table: TableMeta, mode: str, target: str) -> None:
-    """See that a target of the format `target` can hold the table under its names,
+    """Check that a target of the format `target` can hold the table under its names,
     beside the columns that the mode adds.
 
     Raises:
@@ -157,7 +157,7 @@ class SchemaChange:
         )
 
     def require_possible(self, table: str) -> None:
-        """See that the target can follow.
+        """Check that the target can follow.
 
         Raises:
             SourceError: ErrSchemaIncompatible.

@@ -154,7 +154,7 @@ class VersionedTarget(Protocol):
         """Whether a table lies at a place made of its name (`table_path`)."""
 
     def check_continues(self, table: TableMeta, shown: Shown) -> None:
-        """See that a table which is there has all that the newest cut shows of it.
+        """Check that a table which is there has all that the newest cut shows of it.
 
         Raises:
             SourceError: ErrTableRolledBack, somebody else has put an older state of it there;
@@ -324,7 +324,7 @@ def _no_repair(table: StoredTable) -> SourceError:
 
 
 def check_replaceable(mode: str, name: str) -> None:
-    """See that a table that was dropped upstream and kept may give its place to one that is renamed
+    """Check that a table which was dropped upstream and kept may be replaced by one that is renamed
     to its name.
 
     Raises:

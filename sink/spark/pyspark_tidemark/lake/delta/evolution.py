@@ -134,7 +134,7 @@ def _with_rows(listing: Listing, change: SchemaChange) -> Actions:
 
 
 def _check_partitions(columns: Sequence[str], change: SchemaChange) -> None:
-    """See that no column goes that partitions the table: its values are nowhere but in the log.
+    """Check that no column goes that partitions the table: its values are nowhere but in the log.
 
     Raises:
         SourceError: ErrPartitionUnsupported.

@@ -187,7 +187,7 @@ def replayed(root: str) -> Listing | None:
 
 
 def check_whole(table: str) -> None:
-    """See that the commits behind the newest checkpoint, of a table in a directory, are whole:
+    """Check that the commits behind the newest checkpoint, of a table in a directory, are whole:
     Delta takes an empty one for a version that changes nothing.
 
     Raises:

@@ -38,7 +38,7 @@ _FORMATS: Final = {True: "%Y-%m-%dT%H:%M:%SZ", False: "%Y-%m-%d %H:%M:%S"}
 
 
 def check_columns(table: str, fields: Sequence[PartitionField], schema: Any) -> None:
-    """See that a table with the columns of `schema` (pyarrow.Schema) can be partitioned as it is
+    """Check that a table with the columns of `schema` (pyarrow.Schema) can be partitioned as it is
     to be.
 
     Raises:

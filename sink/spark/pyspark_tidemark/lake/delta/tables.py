@@ -176,7 +176,7 @@ class DeltaTables:
         return int(self.snapshot(name).version()) if current is None else current.version
 
     def check_continues(self, name: str, version: int) -> None:
-        """See that the table shows what it showed at `version`, or what came after that.
+        """Check that the table shows what it showed at `version`, or what came after that.
 
         Raises:
             SourceError: ErrTableRemoved, ErrTableRolledBack.
@@ -325,7 +325,7 @@ class DeltaTables:
             rows.write.format("delta").mode(mode).save(self.path(name))
 
     def check_partitions(self, name: str) -> None:
-        """See that the table is partitioned as its rule says, if it has one. A column of the rule
+        """Check that the table is partitioned as its rule says, if it has one. A column of the rule
         that the table has not may have got another name since, or be one of an earlier table.
 
         Raises:
@@ -487,7 +487,7 @@ class DeltaTables:
         return False
 
     def _check_unapplied(self, changes: Changes) -> None:
-        """See that nobody else has applied the cut: made anew from a newer version, its changes
+        """Check that nobody else has applied the cut: made anew from a newer version, its changes
         would be applied twice.
         """
         name = changes.table.name
@@ -574,7 +574,7 @@ class DeltaTables:
                 session.conf.unset(name)
 
     def _check_alone(self, changes: Changes, *, is_repeatable: bool) -> None:
-        """See that a cut that Spark has applied is on top of what was known of the table.
+        """Check that a cut that Spark has applied is on top of what was known of the table.
 
         Raises:
             SourceError: ErrTableRolledBack; ErrTargetForeign, a part of it is there twice.

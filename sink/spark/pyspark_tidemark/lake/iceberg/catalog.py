@@ -200,7 +200,7 @@ class Catalog:
             return sorted(str(each.name()) for each in java_items(self._java.listTables(namespace)))
 
     def check_own(self, table: Any, name: str) -> None:
-        """See that a table was made by this changefeed, under this name.
+        """Check that a table was made by this changefeed, under this name.
 
         Raises:
             SourceError: ErrTargetForeign, ErrNameUnsupported.

@@ -76,7 +76,7 @@ class JavaFiles:
         return self._iceberg.SingleValueParser
 
     def check_global(self, table: Any, deletes: Iterable[Any]) -> None:
-        """See that equality deletes count for all rows of the table, as ours do.
+        """Check that equality deletes count for all rows of the table, as ours do.
 
         Raises:
             SourceError: ErrTargetForeign.

@@ -391,7 +391,7 @@ def _read(storage: Storage, files: Sequence[Any]) -> list[CutRecord]:
 
 
 def _check_idle(table: Any, seconds: float) -> None:
-    """See that nobody writes for `seconds`: a courtesy, the catalog itself keeps the lake whole."""
+    """Check that nobody writes for `seconds`: a courtesy, the catalog itself protects the lake."""
     if not seconds:
         return
     before = table.currentSnapshot()

@@ -53,7 +53,7 @@ class PartitionSpecs:
     def check_change(
         self, table: Any, name: str, *, widened: Sequence[str], dropped: Sequence[str]
     ) -> None:
-        """See that no file's partition is a value of a column that is to be dropped, or to get a
+        """Check that no file's partition is a value of a column that is to be dropped, or to get a
         wider type.
 
         Raises:

@@ -26,7 +26,7 @@ _TRANSFORM: Final = re.compile(r"(?P<name>[a-z]+)(?:\[(?P<width>[0-9]+)\])?")
 
 
 def check_order(table: str, fields: Sequence[SortField], schema: Any) -> None:
-    """See that a table with the columns of `schema` (pyarrow.Schema) can be sorted as it is to be.
+    """Check that a table with the columns of `schema` (pyarrow.Schema) can be sorted by the rule.
 
     Raises:
         SourceError: ErrSortUnsupported.

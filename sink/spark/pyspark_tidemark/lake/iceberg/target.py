@@ -389,7 +389,7 @@ class IcebergTarget:
         )
 
     def _check_columns(self, table: TableMeta, layout: Layout) -> None:
-        """See that nobody else has changed the columns since the cut began.
+        """Check that nobody else has changed the columns since the cut began.
 
         Raises:
             SourceError: ErrTargetSchema.
@@ -525,7 +525,7 @@ class IcebergConnector(LakeConnector):
 
 
 def check_reachable(root: str) -> None:
-    """See that pyarrow can write where Iceberg's files go: tasks have no Java.
+    """Check that pyarrow can write where Iceberg's files go: tasks have no Java.
 
     Raises:
         SourceError: ErrTargetUnusable.
