@@ -143,6 +143,7 @@ CASES: Final[Mapping[str, Case]] = {
     "replace_failed": Case([f"{FAILS}CREATE OR REPLACE TABLE t (PRIMARY KEY (id)) AS SELECT 1 AS id UNION ALL SELECT 1"]),
     "replace_failed_in_transaction": Case(["BEGIN", "INSERT INTO t (id) VALUES (4)", f"{FAILS}CREATE OR REPLACE TABLE t (PRIMARY KEY (id)) AS SELECT 1 AS id UNION ALL SELECT 1", "COMMIT"]),
     "replace_failed_and_made": Case([f"{FAILS}CREATE OR REPLACE TABLE t (PRIMARY KEY (id)) AS SELECT 1 AS id UNION ALL SELECT 1", "CREATE TABLE t (id INT PRIMARY KEY, z INT)", LATER]),
+    "ignored": Case(["ALTER IGNORE TABLE t PARTITION BY LIST (id) (PARTITION p VALUES IN (1, 3, 4))", LATER, "SET check_constraint_checks=0", "INSERT INTO u VALUES (5)", "SET check_constraint_checks=1", "ALTER IGNORE TABLE u COMMENT='x', ALGORITHM=COPY"], [T, "CREATE TABLE u (id INT PRIMARY KEY CHECK (id > 7))"], [ROWS, "INSERT INTO u VALUES (8)"], ["t", "u"]),
     "exchange": Case(["ALTER TABLE p EXCHANGE PARTITION p0 WITH TABLE x","UPDATE p SET v=v+100","UPDATE x SET v=v+1000"],[PARTITIONED,OTHER],[PARTITIONED_ROWS,OTHER_ROWS], read_again=["p", "x"]),
     "convert_out": Case(["ALTER TABLE p CONVERT PARTITION p0 TO TABLE y","UPDATE p SET v=v+100","UPDATE y SET v=v+1000"],[PARTITIONED],[PARTITIONED_ROWS], read_again=["p", "y"]),
     "convert_in": Case(["ALTER TABLE p DROP PARTITION p1","ALTER TABLE p CONVERT TABLE x TO PARTITION p9 VALUES LESS THAN (100)","UPDATE p SET v=v+100"],[PARTITIONED,OTHER],[PARTITIONED_ROWS,"INSERT INTO x VALUES (20,1),(21,2)"], read_again=["p"]),

@@ -26,7 +26,6 @@ from server.puller.mysql.ddl.tokens import (
     version_number,
 )
 from server.puller.mysql.ddl.tree import (
-    AddKey,
     AlterTable,
     CreateTable,
     Dml,
@@ -278,9 +277,7 @@ def _create_actions(tree: CreateTable) -> Iterator[Action]:
 
 def _alter_actions(tree: AlterTable) -> Iterator[Action]:
     renamed: TableName | None = None
-    if tree.ignore and any(
-        isinstance(spec, AddKey) and spec.key.kind != "plain" for spec in tree.specs
-    ):
+    if tree.takes_rows:
         yield Action(Verb.ROWS_MOVED, tree.name)
     for spec in tree.specs:
         if isinstance(spec, RenameTable):

@@ -254,7 +254,7 @@ class _Alter:
         self._check_untold()
         self._check_primary(columns)
         indexes = self._indexes()
-        if self._tree.ignore and self._drops_rows():
+        if self._tree.takes_rows:
             self._unclear.append("IGNORE takes rows away")
         table = _table(self._table, columns, indexes, self._next_id, self._usual)
         table = self._with_key(table)
@@ -515,13 +515,6 @@ class _Alter:
                 )
                 if why:
                     self._unclear.append(f"column {column.name}: {why} in the primary key")
-
-    def _drops_rows(self) -> bool:
-        """Whether keys, or other values in them, may make rows equal."""
-        changes = (AddColumn, ChangeColumn, Charset)
-        return any(key.kind in ("unique", "primary") for key in self._new_keys) or any(
-            isinstance(spec, changes) for spec in self._tree.specs
-        )
 
 
 def _check_own_keys(column: ColumnDef, *, passed_over: bool) -> None:

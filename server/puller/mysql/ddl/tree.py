@@ -246,6 +246,13 @@ class AlterTable:
     unsure: str = ""
     """Why the statement may say something else of the columns than this tree."""
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether rows may be gone behind it: where the server copies them, IGNORE leaves out all
+        that a unique key, a CHECK (an old one, too) or the partitions do not let in.
+        """
+        return self.ignore and not all(isinstance(spec, RenameTable) for spec in self.specs)
+
 
 @dataclass(frozen=True, slots=True)
 class CreateTable:

@@ -14,6 +14,7 @@ DDL = {
     "alter table a.t add column x int, drop column y": ["altered a.t"],
     "ALTER TABLE `t` ADD INDEX i(a), ALGORITHM=INPLACE": ["altered db.t"],
     "alter online ignore table t wait 5 add (a int, b int), rename `x``y`.`z w`": [
+        "rows moved db.t",
         "altered db.t",
         "renamed db.t x`y.z w",
     ],

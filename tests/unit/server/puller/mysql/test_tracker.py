@@ -337,11 +337,17 @@ def test_a_period_of_an_application_is_no_system_versioning(statement: str) -> N
         altered(table_of(T).table, tree, Context(COLLATIONS, STRICT))
 
 
-def test_ignore_takes_rows_away() -> None:
-    tracked = after(
-        "id INT PRIMARY KEY, c VARCHAR(9) UNIQUE", "ALTER IGNORE TABLE t MODIFY c VARCHAR(20)"
-    )
-    assert tracked.unclear
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "MODIFY c VARCHAR(20)",
+        "COMMENT='x', ALGORITHM=COPY",
+        "PARTITION BY LIST (id) (PARTITION p VALUES IN (1))",
+    ],
+)
+def test_ignore_takes_rows_away(statement: str) -> None:
+    columns = "id INT PRIMARY KEY, c VARCHAR(9) UNIQUE, CHECK (id > 5)"
+    assert after(columns, f"ALTER IGNORE TABLE t {statement}").unclear
 
 
 @pytest.mark.parametrize(
