@@ -4,6 +4,7 @@ Source: the servers' own lists (information_schema.COLLATIONS of MariaDB 10.11; 
 charset sources).
 """
 
+import codecs
 from functools import cache
 from typing import Final
 
@@ -107,6 +108,46 @@ _PYTHON_TOO: Final = frozenset(
 )
 
 
+def _characters_of_users(lead: bytes, first: int) -> dict[bytes, str]:
+    """The ten rows of EUC that are for users' own characters, in Unicode's area for these."""
+    places = ((row, cell) for row in range(0xF5, 0xFF) for cell in range(0xA1, 0xFF))
+    return {lead + bytes(place): chr(first + number) for number, place in enumerate(places)}
+
+
+_MORE: Final = {
+    # seven of ETEN's: 碁, 銹, 裏, 墻, 恒, 粧, 嫺
+    "big5": {
+        bytes((0xF9, trail)): bytes((0xF9, trail)).decode("cp950") for trail in range(0xD6, 0xDD)
+    },
+    "ujis": _characters_of_users(b"", 0xE000) | _characters_of_users(b"\x8f", 0xE3AC),
+}
+"""Characters that the servers have and Python lacks, by their bytes."""
+
+
+class _More:
+    """Python's error handler of a character set that has more characters than Python knows."""
+
+    def __init__(self, characters: dict[bytes, str]) -> None:
+        self._characters = characters
+        self._bytes = {character: data for data, character in characters.items()}
+
+    def __call__(self, error: UnicodeError) -> tuple[str | bytes, int]:
+        """A character, U+FFFD, or the bytes of a character."""
+        if isinstance(error, UnicodeDecodeError):
+            for size in (2, 3):
+                data = error.object[error.start : error.start + size]
+                if data in self._characters:
+                    return self._characters[data], error.start + size
+            return codecs.replace_errors(error)
+        if isinstance(error, UnicodeEncodeError) and error.object[error.start] in self._bytes:
+            return self._bytes[error.object[error.start]], error.start + 1
+        raise error
+
+
+for _charset, _characters in _MORE.items():
+    codecs.register_error(f"tidemark-{_charset}", _More(_characters))
+
+
 @cache
 def charset_of(collation: int) -> str | None:
     """The character set of the collation with that number; None if it is unknown."""
@@ -135,7 +176,7 @@ def decode_text(charset: str, data: bytes) -> str:
     """
     if charset == "latin1":
         return _latin1(data)
-    text = data.decode(codec_of(charset) or "latin_1", errors="replace")
+    text = data.decode(codec_of(charset) or "latin_1", errors=_errors_of(charset, "replace"))
     return text.translate(_OTHERWISE[charset]) if charset in _OTHERWISE else text
 
 
@@ -157,12 +198,16 @@ def is_exact(charset: str, data: bytes) -> bool:
     text = decode_text(charset, data)
     for each in (text, text.translate(_inverse(charset))):
         try:
-            made = each.encode(codec_of(charset) or "latin_1")
+            made = each.encode(codec_of(charset) or "latin_1", errors=_errors_of(charset, "strict"))
         except UnicodeEncodeError:
             continue
         if decode_text(charset, made) == text:
             return made == data
     return False
+
+
+def _errors_of(charset: str, usual: str) -> str:
+    return f"tidemark-{charset}" if charset in _MORE else usual
 
 
 @cache

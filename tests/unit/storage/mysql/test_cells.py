@@ -202,6 +202,23 @@ def test_an_enum_or_set_without_such_a_member_is_damaged() -> None:
         values(column(Type.SET, 1, elems=("a",)), [b"\x02"])
 
 
+@pytest.mark.parametrize(
+    ("charset", "data", "text"),
+    [
+        ("big5", b"\xa7\xbb\xf9\xd6", "宏碁"),
+        ("big5", b"a\xf9\xdcb", "a嫺b"),
+        ("ujis", b"\xf5\xa1x\x8f\xfe\xfe", "\ue000x\ue757"),
+    ],
+)
+def test_characters_that_python_lacks_are_those_of_the_servers(
+    charset: str, data: bytes, text: str
+) -> None:
+    assert decode_text(charset, data) == text
+    assert is_exact(charset, data), "it may be a key"
+    assert decode_text(charset, data[:-1] + b"\xff").endswith("\ufffd")
+    assert not is_exact(charset, data + b"\xff")
+
+
 def test_a_charset_nobody_can_read_is_refused_when_the_table_is() -> None:
     assert charset_of(69) == "dec8"
     assert codec_of("dec8") is None
