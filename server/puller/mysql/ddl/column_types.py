@@ -164,7 +164,7 @@ def _bytes(spec: TypeSpec) -> tuple[Type, int]:
     return (
         (Type.STRING, 1 if spec.length is None else spec.length)
         if spec.base == "binary"
-        else _varying(spec.length or 0)
+        else varying(spec.length or 0)
     )
 
 
@@ -176,12 +176,14 @@ def _text(spec: TypeSpec, width: int) -> tuple[Type, int]:
     if spec.base == "char":
         return Type.STRING, width * (1 if spec.length is None else spec.length)
     if spec.base == "varchar":
-        return _varying(width * (spec.length or 0))
+        return varying(width * (spec.length or 0))
     return Type.BLOB, _blob(_TEXTS[spec.base], spec, width)
 
 
-def _varying(size: int) -> tuple[Type, int]:
-    """A VARCHAR that is too long becomes a TEXT where the session is not strict."""
+def varying(size: int) -> tuple[Type, int]:
+    """The type of a VARCHAR of so many bytes, and its meta; one that is too long becomes a TEXT
+    where the session is not strict.
+    """
     return (Type.VARCHAR, size) if size <= _VARCHAR_BYTES_MAX else (Type.BLOB, _length_bytes(size))
 
 

@@ -20,6 +20,7 @@ from server.puller.mysql.ddl.column_types import (
     LostError,
     character_bytes,
     column_of_definition,
+    varying,
 )
 from server.puller.mysql.ddl.definition import (
     UNTOLD,
@@ -409,7 +410,10 @@ class _Alter:
             raise LostError("the table's collation is not known")
         old, new = character_bytes(column.collation), character_bytes(self._usual)
         converted = replace(column, collation=self._usual)
-        if column.type in (Type.VARCHAR, Type.STRING):
+        if column.type is Type.VARCHAR:
+            kind, meta = varying(column.meta // old * new)
+            converted = replace(converted, type=kind, meta=meta)
+        elif column.type is Type.STRING:
             converted = replace(converted, meta=column.meta // old * new)
         elif column.type is Type.BLOB and new > old and column.meta < 4:
             converted = replace(converted, meta=column.meta + 1)

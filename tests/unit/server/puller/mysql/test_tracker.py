@@ -24,6 +24,7 @@ from server.puller.mysql.ddl.tracker import (
     taken_over,
 )
 from server.puller.mysql.ddl.tree import AlterTable, CreateTable
+from storage.mysql.schema import Type
 
 STRICT = Dialect(version=101119, sql_mode=1 << 21)
 LAX = Dialect(version=101119, sql_mode=0)
@@ -335,6 +336,16 @@ def test_a_period_of_an_application_is_no_system_versioning(statement: str) -> N
     assert isinstance(tree, AlterTable)
     with pytest.raises(LostError):
         altered(table_of(T).table, tree, Context(COLLATIONS, STRICT))
+
+
+def test_a_text_that_is_converted_and_becomes_too_long_is_a_mediumtext() -> None:
+    tracked = after(
+        "id INT PRIMARY KEY, c VARCHAR(21000) CHARSET utf8mb3, d VARCHAR(9) CHARSET utf8mb3",
+        "ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4",
+    )
+    shown = [(column.type, column.meta) for column in tracked.table.columns[1:]]
+    assert shown == [(Type.BLOB, 3), (Type.VARCHAR, 36)]
+    assert not tracked.unclear
 
 
 @pytest.mark.parametrize(
