@@ -179,9 +179,9 @@ def error_answer(err: TidemarkError) -> Answer:
     return answer
 
 
-def fault(status: int, code: str, message: str) -> Answer:
+def fault(status: int, code: str, message: str, prefix: str = "TM") -> Answer:
     """An error in the form of TiCDC's API."""
-    answer = json_answer({"error_msg": message, "error_code": f"TM:{code}"}, status)
+    answer = json_answer({"error_msg": message, "error_code": f"{prefix}:{code}"}, status)
     headers = [_LOGIN] if status == HTTPStatus.UNAUTHORIZED else []
     return replace(answer, headers=headers, error_code=code)
 

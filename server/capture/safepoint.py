@@ -43,8 +43,10 @@ class ChangefeedSafePoints:
 
         Raises:
             StartTsBeforeGcError: some of it may be gone.
+            NotFoundError: a log that nothing at the coordinator holds begins later.
         """
         if not source.keeps_history:
+            await source.check_start(start_ts)
             return ""
         # Where a removal gets no answer, it may be carried out late: each attempt has a service of
         # its own, which no removal of another one takes.

@@ -53,7 +53,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
             "maintainer": changefeed.maintainer,
         }
         | ({"audit_seconds": changefeed.audit_s} if changefeed.audit_s else {})
-        | _event_filters(changefeed)
+        | ({"event_filters": event_filters(changefeed)} if changefeed.event_filters else {})
         | _masks(changefeed)
         | _splitting(changefeed)
         | ({"routes": list(changefeed.routes)} if changefeed.routes else {})
@@ -451,16 +451,15 @@ def table_status(table: pb.TableStatus) -> dict[str, Any]:
     return shown | {name: value for name, value in optional.items() if value}
 
 
-def _event_filters(changefeed: pb.Changefeed) -> dict[str, Any]:
-    """Its event filters, each with the members that are given, if there are any."""
-    filters = [
+def event_filters(changefeed: pb.Changefeed) -> list[dict[str, Any]]:
+    """Its event filters, each with the members that are given."""
+    return [
         {
             member.name: value if isinstance(value, str) else list(value)
             for member, value in each.ListFields()
         }
         for each in changefeed.event_filters
     ]
-    return {"event_filters": filters} if filters else {}
 
 
 def _splitting(changefeed: pb.Changefeed) -> dict[str, Any]:

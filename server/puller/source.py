@@ -220,6 +220,14 @@ class Source(Protocol):
         """
         ...
 
+    async def check_start(self, ts: int) -> None:
+        """See that a source that does not `keeps_history` still has the changes above `ts`.
+
+        Raises:
+            NotFoundError: some are gone.
+        """
+        ...
+
     async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
         """All user tables as of `ts`, whatever the changefeed's filter says.
 

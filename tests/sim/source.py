@@ -66,6 +66,9 @@ class SimSource:
     async def now(self) -> int:
         return self.log.next_ts()
 
+    async def check_start(self, ts: int) -> None:
+        del ts
+
     async def snapshot(self, ts: int, before: Any = ()) -> Any:
         del ts, before
         return [_RECORD]

@@ -90,7 +90,8 @@ class Api:
         try:
             # Before the body is looked at: who may not call learns nothing about it.
             self._check_right(operation, arguments, context)
-            documents.check_namespace(request.query.get("namespace", ("",))[0])
+            for name in documents.NAMESPACES:
+                documents.check_namespace(name, request.query.get(name, ("",))[0])
             operations = self._operations(context=context)
             document = await getattr(operations, operation.name)(request, *arguments)
         except TidemarkError as err:
@@ -237,20 +238,18 @@ class _Operations:
 
     async def list_changefeeds(self, request: Request) -> dict[str, Any]:
         """All changefeeds, or those in the state that is asked for."""
-        state = request.query.get("state", ("all",))[0]
+        states = documents.listed_states(request.query.get("state", ("",))[0])
         summaries = map(documents.summary, await self._all())
-        return documents.listing(
-            [each for each in summaries if state in ("", "all", each["state"])]
-        )
+        return documents.listing([each for each in summaries if each["state"] in states])
 
     async def create_changefeed(self, request: Request) -> dict[str, Any]:
         """Make a changefeed; it is durable."""
         created = await self._call("CreateChangefeed", documents.creation(request.body))
-        return documents.changefeed_document(created.changefeed)
+        return await self._document(created.changefeed)
 
     async def verify_table(self, request: Request) -> dict[str, Any]:
         """What a changefeed would replicate."""
-        checked = await self._call("CheckChangefeed", documents.creation(request.body))
+        checked = await self._call("CheckChangefeed", documents.question(request.body))
         return documents.tables_document(checked)
 
     async def get_all_tables(self, request: Request) -> dict[str, Any]:
@@ -260,7 +259,7 @@ class _Operations:
 
     async def get_changefeed(self, _request: Request, changefeed: str) -> dict[str, Any]:
         """One changefeed."""
-        return documents.changefeed_document(await self._one(changefeed))
+        return await self._document(await self._one(changefeed))
 
     async def changefeed_meta_info(self, request: Request, changefeed: str) -> dict[str, Any]:
         """The same; TiCDC leaves secrets in it, which are masked here."""
@@ -270,7 +269,7 @@ class _Operations:
         """Change a changefeed."""
         now = await self._one(changefeed)
         updated = await self._call("UpdateChangefeed", documents.update(now, request.body))
-        return documents.changefeed_document(updated.changefeed)
+        return await self._document(updated.changefeed)
 
     async def remove_changefeed(self, _request: Request, changefeed: str) -> dict[str, Any]:
         """Remove a changefeed, if there is one."""
@@ -389,6 +388,11 @@ class _Operations:
         """The OpenAPI document."""
         return openapi(VERSION)
 
+    async def _document(self, changefeed: pb.Changefeed) -> dict[str, Any]:
+        addresses = {each.id: each.address for each in await self._members(LOCAL)}
+        address = addresses.get(changefeed.maintainer, "")
+        return documents.changefeed_document(changefeed, address)
+
     async def _one(self, changefeed: str) -> pb.Changefeed:
         queried = await self._call("QueryChangefeed", pb.QueryChangefeedRequest(id=changefeed))
         shown: pb.Changefeed = queried.changefeed
@@ -424,4 +428,5 @@ def _is_running(changefeed: pb.Changefeed) -> bool:
 
 
 def _error_answer(err: TidemarkError) -> Answer:
-    return fault(_HTTP_STATUS.get(status_of(err)[0], 500), err.code, err.message)
+    status = _HTTP_STATUS.get(status_of(err)[0], 500)
+    return fault(status, err.code, err.message, documents.code_prefix(err.code))

@@ -9,7 +9,7 @@ members that have no meaning here are taken as long as they hold the value that 
 import json
 import tomllib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,7 +19,8 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.errors import ParameterError
 from server.changefeed.source import FORCE_REPLICATE, takes_keyless, with_option
-from server.changefeed.view import detail, error_of, state_of, synced
+from server.changefeed.table_rule import parts_of
+from server.changefeed.view import detail, event_filters, state_of, synced
 from server.version import VERSION
 from storage.client_json import read_json
 from storage.model.ts import MAX_TS, physical_ms
@@ -34,6 +35,8 @@ _EXPRESSIONS: Final = tuple(
 _UINT32_MAX: Final = (1 << 32) - 1
 _NO_UPSTREAM: Final = ("pd_addrs", "ca_path", "cert_path", "key_path", "cert_allowed_cn")
 """Members that name another cluster than the capture's own."""
+NAMESPACES: Final = ("namespace", "keyspace")
+"""TiCDC's word, and the one of its new architecture."""
 _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "bdr_mode": (False,),
     "case_sensitive": (False,),
@@ -58,12 +61,54 @@ _TERMS: Final[Mapping[str, str]] = {
 """The members of `ReplicaConfig` that have a form of their own in TiCDC's replica_config."""
 _REGION_THRESHOLD = 100_000
 """TiCDC's default."""
+_TICDC_CODES: Final = frozenset(
+    [
+        "ErrAPIInvalidParam",
+        "ErrCaptureNotExist",
+        "ErrChangeFeedAlreadyExists",
+        "ErrChangeFeedNotExists",
+        "ErrChangefeedUpdateRefused",
+        "ErrExpressionColumnNotFound",
+        "ErrExpressionParseFailed",
+        "ErrFilterRuleInvalid",
+        "ErrGCTTLExceeded",
+        "ErrNotOwner",
+        "ErrSinkURIInvalid",
+        "ErrSnapshotLostByGC",
+        "ErrStartTsBeforeGC",
+        "ErrSyncRenameTableFailed",
+        "ErrTableIneligible",
+        "ErrTableRouteConflict",
+        "ErrTargetTsBeforeStartTs",
+        "ErrUnauthorized",
+    ]
+)
+"""Errors that TiCDC has by the same name; scripts compare them with its prefix."""
+_LIST_STATES: Final = ("normal", "pending", "stopped", "failed", "warning")
+"""What TiCDC lists where no state is asked for: what is not over."""
+_STATES: Final = ("all", *_LIST_STATES, "error", "finished", "removed")
 Check = Callable[[Any], bool]
+
+
+def code_prefix(code: str) -> str:
+    """What is before an error's code: TiCDC's prefix where TiCDC has an error of that name."""
+    return "CDC" if code in _TICDC_CODES else "TM"
 
 
 def listing(items: Sequence[Any]) -> dict[str, Any]:
     """TiCDC's form of all lists."""
     return {"total": len(items), "items": list(items)}
+
+
+def listed_states(state: str) -> Collection[str]:
+    """The states of the changefeeds that `GET changefeeds?state=` asks for.
+
+    Raises:
+        ParameterError: there is no such state.
+    """
+    if state not in ("", *_STATES):
+        raise ParameterError(f"state {state[:40]!r}: it is one of {', '.join(_STATES)}")
+    return _LIST_STATES if not state else _STATES if state == "all" else (state,)
 
 
 def summary(changefeed: pb.Changefeed) -> dict[str, Any]:
@@ -72,6 +117,7 @@ def summary(changefeed: pb.Changefeed) -> dict[str, Any]:
     return {
         "upstream_id": 0,
         "namespace": "default",
+        "keyspace": "default",
         "id": changefeed.id,
         "state": state,
         "checkpoint_tso": changefeed.checkpoint_ts,
@@ -80,16 +126,18 @@ def summary(changefeed: pb.Changefeed) -> dict[str, Any]:
     }
 
 
-def changefeed_document(changefeed: pb.Changefeed) -> dict[str, Any]:
+def changefeed_document(changefeed: pb.Changefeed, maintainer_addr: str = "") -> dict[str, Any]:
     """TiCDC's ChangeFeedInfo, and what `tidemark cli changefeed query` shows beside it."""
-    shown = detail(changefeed)
-    chosen = {"rules": list(changefeed.filter)}
-    if "event_filters" in shown:
-        chosen["event_filters"] = shown["event_filters"]
-    config = {"filter": chosen, "check_gc_safe_point": True}
-    return shown | {
+    tasks = node_tables(changefeed)
+    return detail(changefeed) | {
         "upstream_id": 0,
-        "config": config,
+        "keyspace": "default",
+        "admin_job_type": 0,
+        "config": replica_config(changefeed),
+        "maintainer_addr": maintainer_addr,
+        "task_status": [
+            {"capture_id": each["node_id"], "table_ids": each["table_ids"]} for each in tasks
+        ],
         "creator_version": VERSION,
         "checkpoint_ts": changefeed.checkpoint_ts,
         "checkpoint_time": _time(changefeed.checkpoint_ts),
@@ -162,8 +210,15 @@ def capture_document(capture: capturepb.Capture) -> dict[str, Any]:
 
 def _error(changefeed: pb.Changefeed) -> dict[str, str] | None:
     """TiCDC's RunningError."""
-    error = error_of(changefeed)
-    return None if error is None else {"addr": ""} | error
+    if not changefeed.HasField("error"):
+        return None
+    error = changefeed.error
+    return {
+        "addr": "",
+        "time": error.time,
+        "code": f"{code_prefix(error.code)}:{error.code}",
+        "message": error.message,
+    }
 
 
 def _table(name: str) -> dict[str, Any]:
@@ -211,6 +266,8 @@ def _creation(document: Mapping[str, Any]) -> pb.CreateChangefeedRequest:
     members = _Members(document)
     _check_upstream(members)
     config = ReplicaConfig.parse(members.take("replica_config", _is_object, default={}))
+    # TiCDC's first API has it beside the configuration, and scripts still do.
+    ignores = members.take("ignore_ineligible_table", _is_flag, default=False)
     tables = members.take("tables", _is_tables, default=[])
     request = pb.CreateChangefeedRequest(
         id=members.take("changefeed_id", _is_text, default="") or str(uuid.uuid4()),
@@ -240,7 +297,7 @@ def _creation(document: Mapping[str, Any]) -> pb.CreateChangefeedRequest:
             )
             for table in tables
         ],
-        ignore_ineligible_table=config.ignore_ineligible_table,
+        ignore_ineligible_table=ignores or config.ignore_ineligible_table,
         region_threshold=config.region_threshold,
     )
     members.check_empty()
@@ -324,8 +381,11 @@ class ReplicaConfig:
             ParameterError: it asks for something else that is not so already, and that cannot be
                 changed.
         """
+        # A rule may have another text when it comes back in TiCDC's form.
+        shown = ReplicaConfig.parse(replica_config(now))
         others = {
-            "routes (dispatchers)": self.routes and list(self.routes) != list(now.routes),
+            "routes (dispatchers)": self.routes
+            and list(self.routes) not in (list(now.routes), list(shown.routes)),
             "force-replicate": self.force_replicate and not takes_keyless(now.source_uri),
             "ignore-ineligible-table": (
                 self.ignore_ineligible_table and not now.ignore_ineligible_table
@@ -345,7 +405,7 @@ class ReplicaConfig:
             request.filter.extend(self.rules)
         if "columns" in self.given and list(self.columns) != list(now.columns):
             request.columns.CopyFrom(pb.Texts(texts=self.columns))
-        if "masks" in self.given and list(self.masks) != list(now.masks):
+        if "masks" in self.given and list(self.masks) not in (list(now.masks), list(shown.masks)):
             request.masks.CopyFrom(pb.Texts(texts=self.masks))
         if "event_filters" in self.given and list(self.event_filters) != list(now.event_filters):
             request.event_filters.CopyFrom(pb.EventFilters(filters=self.event_filters))
@@ -364,6 +424,58 @@ class ReplicaConfig:
         except tomllib.TOMLDecodeError as err:
             raise ParameterError(f"the changefeed's configuration is no TOML: {err}") from err
         return cls.parse(_with_underscores(document))
+
+
+def replica_config(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """TiCDC's replica_config of a changefeed, as a body may send it back."""
+    chosen: dict[str, Any] = {"rules": list(changefeed.filter)}
+    if changefeed.event_filters:
+        chosen["event_filters"] = event_filters(changefeed)
+    threshold = changefeed.region_threshold
+    return {
+        "filter": chosen,
+        "sink": _sink_config(changefeed),
+        "scheduler": {
+            "enable_table_across_nodes": threshold > 0,
+            "region_threshold": threshold or _REGION_THRESHOLD,
+        },
+        "ignore_ineligible_table": changefeed.ignore_ineligible_table,
+        "force_replicate": takes_keyless(changefeed.source_uri),
+        "check_gc_safe_point": True,
+    }
+
+
+def _sink_config(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """The rules about columns and names, a member for each kind that there is."""
+    masks = (_parted(rule) for rule in changefeed.masks)
+    sink: dict[str, Any] = {
+        "column_selectors": [
+            {"matcher": [tables], "columns": columns.split(",")}
+            for tables, columns in map(_parted, changefeed.columns)
+        ],
+        "column_masks": [
+            {"matcher": [tables], "columns": [column], "mask": mask}
+            for tables, columns in masks
+            for column, _, mask in (each.rpartition(":") for each in columns.split(","))
+        ],
+        "dispatchers": [_dispatcher(*_parted(route)) for route in changefeed.routes],
+        "salt_file": changefeed.salt_file,
+    }
+    return {name: value for name, value in sink.items() if value}
+
+
+def _parted(rule: str) -> tuple[str, str]:
+    """The tables that a rule is about, and what it says of them."""
+    tables, text = parts_of(rule) or (rule, "")
+    return tables, text
+
+
+def _dispatcher(tables: str, name: str) -> dict[str, Any]:
+    """The route of `_routes`."""
+    schema, _, table = name.partition(".")
+    table, _, shards = table.partition("{shard=")
+    document = {"matcher": [tables], "target_schema": schema, "target_table": table}
+    return document | ({"shard_column": shards.rstrip("} ")} if shards else {})
 
 
 def _event_filter(document: Mapping[str, Any]) -> pb.EventFilter:
@@ -549,14 +661,15 @@ def _check_upstream(members: _Members) -> None:
             raise ParameterError(
                 f"{name}: a capture replicates the cluster that it was started for; leave it out"
             )
-    check_namespace(members.take("namespace", _is_text, default=""))
+    for name in NAMESPACES:
+        check_namespace(name, members.take(name, _is_text, default=""))
 
 
-def check_namespace(namespace: str) -> None:
+def check_namespace(name: str, namespace: str) -> None:
     """Raises: ParameterError: it is not the only one that there is."""
     if namespace not in ("", "default"):
         raise ParameterError(
-            f"there is no namespace {namespace[:100]!r}; all changefeeds are in `default`"
+            f"there is no {name} {namespace[:100]!r}; all changefeeds are in `default`"
         )
 
 

@@ -96,7 +96,7 @@ OPERATIONS: Final = (
         "list_changefeeds",
         "GET",
         "/changefeeds",
-        "All changefeeds",
+        "The changefeeds of a state; `all`, or without one those that are not finished",
         "Changefeeds",
         query=("state",),
         right=Right.SEE,
@@ -113,9 +113,9 @@ OPERATIONS: Final = (
         "verify_table",
         "POST",
         "/verify_table",
-        "Which tables a changefeed would replicate, and which it cannot; nothing is made",
+        "Which tables a changefeed would replicate, and which it cannot; the body need not name a sink",
         "Tables",
-        body="NewChangefeed",
+        body="TablesQuestion",
     ),
     Operation(
         "get_all_tables",
@@ -291,6 +291,8 @@ _TABLES: Final = {
 }
 _NEW_CHANGEFEED: Final[dict[str, Any]] = {
     "namespace": _NAMESPACE,
+    "keyspace": _NAMESPACE,
+    "ignore_ineligible_table": _FLAG,
     "changefeed_id": {"type": "string", "description": "made up if it is left out"},
     "start_ts": _TSO,
     "target_ts": _TSO,
@@ -438,6 +440,7 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
     "ChangefeedSummary": _object(
         upstream_id={"type": "integer"},
         namespace=_TEXT,
+        keyspace=_TEXT,
         id=_TEXT,
         state={"type": "string", "enum": _STATES},
         checkpoint_tso=_TSO,
@@ -448,7 +451,16 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
     "Changefeed": _object(
         upstream_id={"type": "integer"},
         namespace=_TEXT,
+        keyspace=_TEXT,
         id=_TEXT,
+        admin_job_type={"type": "integer", "description": "always 0"},
+        maintainer_addr={"type": "string", "description": "of the capture that runs it"},
+        task_status={
+            "type": "array",
+            "items": _object(
+                capture_id=_TEXT, table_ids={"type": "array", "items": {"type": "integer"}}
+            ),
+        },
         sink_uri={"type": "string", "description": "without secrets"},
         create_time=_TEXT,
         start_ts=_TSO,
@@ -508,7 +520,10 @@ def _described(operation: Operation) -> dict[str, Any]:
         "summary": operation.summary,
         "parameters": [
             *(each | {"schema": _TEXT} for each in parameters),
-            {"name": "namespace", "in": "query", "schema": _NAMESPACE},
+            *(
+                {"name": name, "in": "query", "schema": _NAMESPACE}
+                for name in ("namespace", "keyspace")
+            ),
         ],
         "responses": {
             "200": _content("done", operation.answer),

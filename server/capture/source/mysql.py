@@ -16,7 +16,7 @@ from server.dump.puller import DumpingPuller
 from server.puller.mysql.catalogue_check import CatalogueCheck
 from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.listener import LogListener
-from server.puller.mysql.log.opening import beginning
+from server.puller.mysql.log.opening import beginning, oldest
 from server.puller.mysql.log.read_server import ReadServerRecord
 from server.puller.mysql.log.saved_positions import PositionStore, TimeLimitsRecord
 from server.puller.mysql.log.stream import random_server_id
@@ -75,6 +75,11 @@ class MySqlSource:
             await read_server.note(begins.server, begins.saved_position.ts)
         await PositionStore(self._meta, self._changefeed).put(begins.saved_position)
         return begins.ts
+
+    async def check_start(self, ts: int) -> None:
+        """See `Source.check_start`; raises LogPurgedError."""
+        if not await PositionStore(self._meta, self._changefeed).has_position(ts):
+            await self._ask(oldest, self._options, ts)
 
     async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
         """See `Source.snapshot`: tables as they are now;

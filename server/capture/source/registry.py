@@ -47,6 +47,11 @@ class UnreadableSource:
         """Refused."""
         self._refuse()
 
+    async def check_start(self, ts: int) -> None:
+        """Refused."""
+        del ts
+        self._refuse()
+
     async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
         """Refused."""
         del ts, before

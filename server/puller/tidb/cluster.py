@@ -175,6 +175,9 @@ class ClusterTables:
         """See `Source.now`."""
         return await self._context.pd.tso()
 
+    async def check_start(self, ts: int) -> None:
+        """See `Source.check_start`: a safepoint holds it."""
+
     async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
         """See `Source.snapshot`: what the meta keys say at `ts`;
         TiDB gives a reorganized column another id.

@@ -164,7 +164,7 @@ def test_the_http_api_asks_for_the_same_rights(cluster):
         status, _, body = asked(address, "GET", "/api/v2/changefeeds", bearer)
         assert (status, json.loads(body)["total"]) == (200, 2)
         status, _, body = asked(address, "POST", "/api/v2/changefeeds/bank/pause", bearer)
-        assert (status, json.loads(body)["error_code"]) == (403, "TM:ErrUnauthorized")
+        assert (status, json.loads(body)["error_code"]) == (403, "CDC:ErrUnauthorized")
     status, _, _ = asked(address, "GET", "/api/v2/changefeeds/bank", "Bearer wrong")
     assert status == 401
     shop = f"Bearer {cluster.tokens['shop-lake']}"

@@ -279,7 +279,7 @@ def test_scripts_written_for_ticdcs_http_api_work_on_the_same_port(cluster):
     status, made = cluster.http("POST", "/api/v2/changefeeds", body)
     assert (status, made["id"], made["state"]) == (200, "scripted", "normal")
     status, answer = cluster.http("POST", "/api/v2/changefeeds", body)
-    assert (status, answer["error_code"]) == (400, "TM:ErrChangeFeedAlreadyExists")
+    assert (status, answer["error_code"]) == (400, "CDC:ErrChangeFeedAlreadyExists")
     assert cluster.http("POST", f"{feed}/pause") == (200, {})
     assert cluster.http("GET", f"{feed}/status")[1]["state"] == "stopped"
     assert cluster.http("POST", f"{feed}/resume", {}) == (200, {})
@@ -290,7 +290,7 @@ def test_scripts_written_for_ticdcs_http_api_work_on_the_same_port(cluster):
     assert cluster.http("DELETE", feed, Origin="http://elsewhere.example")[0] == 403
     assert cluster.http("DELETE", feed) == (200, {})
     assert cluster.http("DELETE", feed) == (200, {})
-    assert cluster.http("GET", feed)[1]["error_code"] == "TM:ErrChangeFeedNotExists"
+    assert cluster.http("GET", feed)[1]["error_code"] == "CDC:ErrChangeFeedNotExists"
 
 
 def test_a_second_capture_asks_the_owner_and_takes_over_when_it_dies(cluster, store, feed):
@@ -304,7 +304,7 @@ def test_a_second_capture_asks_the_owner_and_takes_over_when_it_dies(cluster, st
     path = f"/api/v2/changefeeds/{changefeed}"
     assert cluster.http("GET", path, capture=second)[1]["id"] == changefeed
     status, answer = cluster.http("GET", f"{path}x", capture=second)
-    assert (status, answer["error_code"]) == (400, "TM:ErrChangeFeedNotExists")
+    assert (status, answer["error_code"]) == (400, "CDC:ErrChangeFeedNotExists")
     first.kill()
     cluster.capture = second
     assert [

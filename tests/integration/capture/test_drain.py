@@ -52,5 +52,5 @@ def test_a_capture_that_is_drained_has_no_tables_and_owns_nothing_until_it_is_as
     assert cluster.cli("capture", "resign") == {"resigned": True}
     assert is_owner(cluster, next(each for each in captures if each is not cluster.capture))
     assert cluster.http("PUT", "/api/v2/captures/nobody/drain")[1]["error_code"] == (
-        "TM:ErrCaptureNotExist"
+        "CDC:ErrCaptureNotExist"
     )

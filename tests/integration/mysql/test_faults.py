@@ -14,6 +14,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from server.capture.source.mysql import MySqlSource
 from server.changefeed.source import SourceUri, SourceUriError
 from server.changefeed.table import SourceTable
 from server.puller.mysql import puller
@@ -169,7 +170,11 @@ async def test_a_start_in_the_past_of_which_nothing_is_known_begins_with_the_old
         async with following(server.uri, meta, "a.*", start_ts=start_ts) as feed:
             rows = await feed.seen("a.t", 2)
         assert [row["id"] for row in rows] == [2, 3]
+        await feed.source.check_start(start_ts)
         long_ago = start_ts - compose(3_600_000)
+        other = MySqlSource("other", MySqlOptions.of(SourceUri.parse(server.uri)), meta)
+        with pytest.raises(LogPurgedError, match=f"after the start {long_ago}"):
+            await other.check_start(long_ago)
         with pytest.RaisesGroup(
             pytest.RaisesExc(LogPurgedError, match="leave the start out"), flatten_subgroups=True
         ):

@@ -8,6 +8,7 @@ in the log before that place.
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Final
 
 import structlog
@@ -190,9 +191,11 @@ def oldest(options: MySqlOptions, start_ts: int) -> SavedPosition:
         file = str(session.execute("SHOW BINARY LOGS")[0][0])
         began_s = began(session, file, options)
     if began_s * 1000 > physical_ms(start_ts):
+        began_at = datetime.fromtimestamp(began_s, UTC)
         raise LogPurgedError(
-            f"the oldest log of the server ({file}) begins at {began_s} s, after the wanted "
-            "start: leave the start out, and dump the tables"
+            f"the oldest log of the server ({file}) begins at {began_at:%Y-%m-%d %H:%M:%S} UTC "
+            f"({compose(began_s * 1000)}), after the start {start_ts}: leave the start out, and "
+            "dump the tables"
         )
     return SavedPosition(0, "", file)
 

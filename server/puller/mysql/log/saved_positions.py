@@ -69,6 +69,11 @@ class PositionStore:
         self._kept = [position.ts for position in usable]
         return usable[-1] if usable else None
 
+    async def has_position(self, start_ts: int) -> bool:
+        """Whether `begin` would find one; changes nothing."""
+        pairs = await self._meta.get_prefix(self._prefix)
+        return any(SavedPosition.from_json(pair.value).ts <= start_ts for pair in pairs)
+
     async def put(self, saved_position: SavedPosition) -> None:
         """Save a position, and delete those that lie closer than their age asks for. Durable."""
         # The new one is durable before any is deleted: a crash in between leaves one too many.

@@ -9,7 +9,7 @@ import json
 from server.changefeed.table import TableRecord
 from server.puller.source import TableChange
 from server.puller.tidb.table import tidb_table
-from storage.model.errors import InvalidError
+from storage.model.errors import InvalidError, NotFoundError
 from storage.model.event import INSERT, raw_batch
 from storage.tidb.record import encode_record
 from storage.tidb.schema import Column, TableInfo
@@ -33,7 +33,7 @@ class ScriptedLog:
     def __init__(self, *tables):
         self.tables = list(tables)
         self.events = []
-        self.now_ts = 1000
+        self.now_ts, self.begins_at = 1000, 0
         self.written = asyncio.Event()
 
     def write(self, ts, *events):
@@ -58,6 +58,10 @@ class ScriptedLog:
 
     async def now(self):
         return self.now_ts
+
+    async def check_start(self, ts):
+        if ts < self.begins_at:
+            raise NotFoundError(f"the log begins at {self.begins_at}")
 
     async def snapshot(self, ts, before=()):
         return [record_of(info) for info in self.tables]

@@ -14,6 +14,7 @@ from server.changefeed.info import State
 from sink.errors import RangeCrossesDdlError
 from sink.flight.feeds import Poll
 from sorter.errors import RangeCleanedError
+from storage.model.errors import NotFoundError
 from storage.tidb.field_type import Type
 from storage.tidb.schema import Column, TableInfo
 from tests.unit.server.capture.conftest import new
@@ -367,6 +368,11 @@ async def test_a_log_whose_times_are_ahead_of_the_clock_resumes_where_it_stands(
     assert log.now_ts < 1050
     with pytest.raises(StartTsInFutureError):
         await owner.resume("feed", 1060)
+    log.begins_at = 900
+    with pytest.raises(NotFoundError):
+        await owner.resume("feed", 899)
+    with pytest.raises(NotFoundError):
+        await owner.create(new("late", source_uri="log://", rules=RULES, start_ts=899))
     feed = await owner.resume("feed")
     assert feed.checkpoint_ts == 1050
 

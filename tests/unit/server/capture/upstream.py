@@ -43,6 +43,9 @@ class FakeSource:
     def __init__(self, records=()):
         self.records = list(records)
 
+    async def check_start(self, ts):
+        pass
+
     async def snapshot(self, ts, before=()):
         return self.records
 

@@ -61,12 +61,12 @@ class Services:
     def __getattr__(self, method):
         async def call(request, context):
             assert list(context.invocation_metadata()) == []
-            self.requests.append(request)
             if self.error:
                 raise self.error
             if method == "ListCaptures":
                 one = capturepb.Capture(id="one", address="host:8300", is_owner=True)
                 return capturepb.ListCapturesResponse(captures=[one])
+            self.requests.append(request)
             if method == "CheckChangefeed":
                 eligible = pb.EligibleTable(name="shop.a.b", table_id=7)
                 refused = pb.IneligibleTable(name="shop.log", reason="no key")
@@ -187,7 +187,7 @@ def test_what_cannot_be_had_is_refused_by_name(body, named):
 )
 async def test_garbage_is_the_clients_fault(body):
     status, answer, requests = await asked("POST", "/api/v2/changefeeds", body)
-    assert (status, answer["error_code"], requests) == (400, "TM:ErrAPIInvalidParam", [])
+    assert (status, answer["error_code"], requests) == (400, "CDC:ErrAPIInvalidParam", [])
 
 
 @given(st.dictionaries(MEMBERS, JSON))
@@ -217,7 +217,7 @@ async def test_the_log_is_steered_in_ticdcs_words(log):
         assert log().log_level == level
     for body in ({"log_level": "loud"}, {"log_level": 7}, {"level": "debug"}, b"debug"):
         status, answer, _ = await asked("POST", "/api/v2/log", body)
-        assert (status, answer["error_code"]) == (400, "TM:ErrAPIInvalidParam"), body
+        assert (status, answer["error_code"]) == (400, "CDC:ErrAPIInvalidParam"), body
         assert log().log_level == "info"
 
 
@@ -347,6 +347,8 @@ async def test_a_changefeed_is_shown_with_ticdcs_names():
     assert answer["checkpoint_ts"] == CHECKPOINT
     assert answer["checkpoint_time"] == "2023-11-14 22:13:20.123"
     assert answer["config"]["filter"] == {"rules": ["shop.*"]}
+    assert answer["maintainer_addr"] == "host:8300"
+    assert answer["task_status"] == [{"capture_id": "one", "table_ids": [7]}]
     assert answer["error"]["code"] == "TM:ErrX"
     assert (answer["namespace"], answer["state"]) == ("default", "warning")
 
@@ -357,11 +359,42 @@ async def test_the_config_that_is_shown_can_be_sent_back():
     assert list(documents.creation(json.dumps(body).encode()).filter) == ["shop.*"]
 
 
+def test_all_of_a_configuration_is_shown_and_is_the_same_when_it_comes_back():
+    now = pb.Changefeed(
+        id="orders",
+        filter=["shop.*"],
+        columns=["shop.users=id, name,!phone", "crm.*=*,_op->op"],
+        masks=["crm.*=email:mask.hash.SHA-256,phone_?:mask.with.4.chars"],
+        salt_file="/salt",
+        routes=["shop_*.orders=shop.orders{shard=_shard}", " crm.* = lake.{schema}_{table}"],
+        event_filters=[pb.EventFilter(matcher=["shop.*"], ignore_event=["delete"])],
+        source_uri="mysql://u@h:1?force-replicate=true",
+        ignore_ineligible_table=True,
+        region_threshold=7,
+    )
+    shown = documents.replica_config(now)
+    assert shown["scheduler"] == {"enable_table_across_nodes": True, "region_threshold": 7}
+    assert shown["sink"]["dispatchers"][0] == {
+        "matcher": ["shop_*.orders"],
+        "target_schema": "shop",
+        "target_table": "orders",
+        "shard_column": "_shard",
+    }
+    body = json.dumps({"replica_config": shown}).encode()
+    assert documents.update(now, body) == pb.UpdateChangefeedRequest(id="orders")
+    assert len(ReplicaConfig.parse(shown).masks) == 2
+    assert ReplicaConfig.parse(documents.replica_config(pb.Changefeed(filter=["a.b"]))).rules
+
+
 async def test_lists_have_ticdcs_form_and_filter_by_state():
     _, answer, _ = await asked("GET", "/api/v2/changefeeds")
     assert (answer["total"], [each["id"] for each in answer["items"]]) == (1, ["orders"])
     _, answer, _ = await asked("GET", "/api/v2/changefeeds", query={"state": ["normal"]})
     assert answer == {"total": 0, "items": []}
+    status, answer, _ = await asked("GET", "/api/v2/changefeeds", query={"state": ["Normal"]})
+    assert (status, "finished" in answer["error_msg"]) == (400, True)
+    assert "finished" not in documents.listed_states("")
+    assert "finished" in documents.listed_states("all")
 
 
 async def test_the_rest_of_the_routes():
@@ -374,7 +407,7 @@ async def test_the_rest_of_the_routes():
     assert (await asked("GET", "/api/v2/processors"))[1]["items"][0]["capture_id"] == "one"
     assert (await asked("GET", "/api/v2/processors/orders/one"))[1] == {"table_ids": [7]}
     status, answer, _ = await asked("GET", "/api/v2/processors/orders/two")
-    assert (status, answer["error_code"]) == (400, "TM:ErrCaptureNotExist")
+    assert (status, answer["error_code"]) == (400, "CDC:ErrCaptureNotExist")
     assert (await asked("GET", "/api/v2/changefeeds/orders/status"))[1]["last_warning"]
 
 
@@ -436,7 +469,7 @@ async def test_what_is_unsafe_is_about_the_cluster_of_the_capture():
         ("DELETE", "service_gc_safepoint", {"more": 1}),
     ):
         status, answer, requests = await asked(method, f"/api/v2/unsafe/{path}", body)
-        assert (status, answer["error_code"], requests) == (400, "TM:ErrAPIInvalidParam", []), body
+        assert (status, answer["error_code"], requests) == (400, "CDC:ErrAPIInvalidParam", []), body
 
 
 @pytest.mark.parametrize(
@@ -473,7 +506,7 @@ async def test_changes_are_passed_on():
     assert requests[-1] == pb.UpdateChangefeedRequest(id="orders", target_ts=9)
     for refused in ({"start_ts": 9}, {"replica_config": {"ignore_ineligible_table": True}}):
         status, answer, _ = await asked("PUT", "/api/v2/changefeeds/orders", refused)
-        assert (status, answer["error_code"]) == (400, "TM:ErrAPIInvalidParam")
+        assert (status, answer["error_code"]) == (400, "CDC:ErrAPIInvalidParam")
 
 
 async def test_other_columns_masks_and_event_filters_are_asked_for_where_they_differ():
@@ -528,7 +561,7 @@ async def test_errors_have_ticdcs_form_from_here_and_from_the_owner(error):
     status, answer, _ = await asked("GET", "/api/v2/changefeeds/c", error=error)
     assert (status, answer) == (
         400,
-        {"error_msg": "no such", "error_code": "TM:ErrChangeFeedNotExists"},
+        {"error_msg": "no such", "error_code": "CDC:ErrChangeFeedNotExists"},
     )
     assert (await asked("DELETE", "/api/v2/changefeeds/c", error=error))[:2] == (200, {})
 
@@ -536,14 +569,14 @@ async def test_errors_have_ticdcs_form_from_here_and_from_the_owner(error):
 async def test_who_may_ask_again_is_told_so():
     error = NotOwnerError("ask again")
     status, answer, _ = await asked("GET", "/api/v2/changefeeds", error=error)
-    assert (status, answer["error_code"]) == (503, "TM:ErrNotOwner")
+    assert (status, answer["error_code"]) == (503, "CDC:ErrNotOwner")
 
 
 async def test_unknown_paths_methods_and_defects():
     assert (await asked("GET", "/api/v1/changefeeds"))[0] == 404
     assert (await asked("PATCH", "/api/v2/changefeeds"))[0] == 405
-    query = {"namespace": ["mine"]}
-    assert (await asked("GET", "/api/v2/changefeeds", query=query))[0] == 400
+    for query in ({"namespace": ["mine"]}, {"keyspace": ["mine"]}):
+        assert (await asked("GET", "/api/v2/changefeeds", query=query))[0] == 400
     status, answer, _ = await asked("GET", "/api/v2/changefeeds", error=KeyError("x"))
     assert (status, "error_code" in answer) == (500, True)
 
