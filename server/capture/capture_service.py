@@ -96,7 +96,7 @@ class CaptureService:
             )
             for member in await self._membership.members()
         ]
-        return capturepb.ListCapturesResponse(captures=captures)
+        return capturepb.ListCapturesResponse(captures=captures, answered_by=self._membership.id)
 
     async def DrainCapture(self, request: capturepb.DrainCaptureRequest, context: Context) -> Any:
         """Let its tables go to the others."""

@@ -95,9 +95,9 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             )
             server = _served(member, context, security, clients)
             async with rows as flight, server.listen(config.addr) as bound:
-                run = member.membership.run(
-                    config.advertise_addr or bound, config.advertise_flight_addr or flight.bound
-                )
+                address = config.advertise_addr or bound
+                await member.router.check_address(address)
+                run = member.membership.run(address, config.advertise_flight_addr or flight.bound)
                 sharing = member.peers.run(member.membership.sharing)
                 locks = StuckLocks(context.pd, context.kv, member.pullers)
                 async with background_tasks(run, locks.run(), _shown(member.maintainers), sharing):

@@ -69,6 +69,12 @@ class CaptureUnknownError(NotFoundError):
     code = "ErrCaptureNotExist"
 
 
+class CaptureAddressTakenError(ConflictError):
+    """Another capture answers at the address that this one is to be reached by."""
+
+    code = "ErrCaptureAddressTaken"
+
+
 class LastCaptureError(ConflictError):
     """No other capture could take its place."""
 

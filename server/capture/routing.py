@@ -10,21 +10,24 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import grpc.aio
 import pyarrow as pa
 import pyarrow.flight as fl
 from pyspark_tidemark import tracing
+from tidemarkpb.v1 import capture_pb2 as capturepb
+from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
-from server.capture.errors import NotOwnerError
+from server.capture.errors import CaptureAddressTakenError, NotOwnerError
 from server.capture.maintainers import Maintainers
 from server.capture.membership import CaptureRecord, Membership
 from server.capture.worker.moves import MOVE_S
 from server.capture.worker.peers import PeerAccess, PeerCapture
 from server.capture.worker.remote import error_of_flight
 from server.rpc.errors import passed_on
-from storage.model.errors import UnavailableError
+from storage.model.errors import TidemarkError, UnavailableError
 
 _FORWARDED: Final = "tidemark-forwarded"
 _LOCAL: Final = "tidemark-local"
@@ -141,6 +144,33 @@ class Router:
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def check_address(self, address: str) -> None:
+        """See that calls for this capture would not reach another one at `address`. Where nobody
+        answers, a capture has died there a moment ago.
+
+        Raises:
+            CaptureAddressTakenError: they would.
+        """
+        own, answered_by = self._membership.id, ""
+        # What cannot be asked must not keep a capture from starting.
+        with suppress(TidemarkError):
+            for record in [member.record for member in await self._membership.members()]:
+                if record.address == address and record.id != own:
+                    answer = await self._ask(
+                        record,
+                        CaptureServiceStub,
+                        "ListCaptures",
+                        capturepb.ListCapturesRequest(),
+                        _LOCAL,
+                        _LOCAL_S,
+                    )
+                    answered_by = answer.answered_by
+        if answered_by not in ("", own):
+            raise CaptureAddressTakenError(
+                f"capture {answered_by} answers at {address}, so that this one could not be "
+                "reached: give each capture an --advertise-addr of its own"
+            )
 
     async def _ask(
         self, capture: CaptureRecord, stub: Stub, method: str, request: Any, mark: str, for_s: float

@@ -68,7 +68,6 @@ _TICDC_CODES: Final = frozenset(
         "ErrChangeFeedAlreadyExists",
         "ErrChangeFeedNotExists",
         "ErrChangefeedUpdateRefused",
-        "ErrExpressionColumnNotFound",
         "ErrExpressionParseFailed",
         "ErrFilterRuleInvalid",
         "ErrGCTTLExceeded",

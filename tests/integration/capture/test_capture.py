@@ -299,12 +299,16 @@ def test_a_second_capture_asks_the_owner_and_takes_over_when_it_dies(cluster, st
     end = reader.wait_resolved(cluster.now())
     before = reader.read(start, end, ACCOUNTS_NAME)
     first, second = cluster.capture, cluster.another_capture()
+    third = str(cluster.directory / "third")
     query = pb.QueryChangefeedRequest(id=changefeed)
     assert cluster.api("QueryChangefeed", query, second).changefeed.id == changefeed
     path = f"/api/v2/changefeeds/{changefeed}"
     assert cluster.http("GET", path, capture=second)[1]["id"] == changefeed
     status, answer = cluster.http("GET", f"{path}x", capture=second)
     assert (status, answer["error_code"]) == (400, "CDC:ErrChangeFeedNotExists")
+    same = ("--advertise-addr", first.endpoints["capture"])
+    with pytest.raises(AssertionError, match="ErrCaptureAddressTaken"):
+        cluster.start("capture", "--coordinator", cluster.pd, "--data-dir", third, *same)
     first.kill()
     cluster.capture = second
     assert [

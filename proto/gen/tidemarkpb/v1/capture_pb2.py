@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btidemarkpb/v1/capture.proto\x12\rtidemarkpb.v1\"\x98\x01\n\x07\x43\x61pture\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x16\n\x0e\x66light_address\x18\x03 \x01(\t\x12\x10\n\x08is_owner\x18\x04 \x01(\x08\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x12\n\nmaintained\x18\x07 \x01(\r\x12\x0f\n\x07started\x18\x08 \x01(\t\"1\n\x13\x44rainCaptureRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\"&\n\x14\x44rainCaptureResponse\x12\x0e\n\x06tables\x18\x01 \x01(\r\"\x14\n\x12ResignOwnerRequest\"\x15\n\x13ResignOwnerResponse\"\x15\n\x13ListCapturesRequest\"@\n\x14ListCapturesResponse\x12(\n\x08\x63\x61ptures\x18\x01 \x03(\x0b\x32\x16.tidemarkpb.v1.Capture\"#\n\x12GetBlockersRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"M\n\x13GetBlockersResponse\x12\x36\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32!.tidemarkpb.v1.ChangefeedBlockers\"\x82\x01\n\x12\x43hangefeedBlockers\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x15\n\rcheckpoint_ts\x18\x02 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12,\n\x06tables\x18\x04 \x03(\x0b\x32\x1c.tidemarkpb.v1.TableBlockers\"\x8b\x01\n\rTableBlockers\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x15\n\rcheckpoint_ts\x18\x03 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x04 \x01(\x04\x12.\n\x07regions\x18\x05 \x03(\x0b\x32\x1d.tidemarkpb.v1.RegionBlockers\"\x91\x01\n\x0eRegionBlockers\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x02 \x01(\x04\x12\r\n\x05store\x18\x03 \x01(\t\x12)\n\x05locks\x18\x04 \x03(\x0b\x32\x1a.tidemarkpb.v1.LockBlocker\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x0c\n\x04pump\x18\x06 \x01(\t\"[\n\x0bLockBlocker\x12\x10\n\x08start_ts\x18\x01 \x01(\x04\x12\x0f\n\x07primary\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x0c\n\x04kind\x18\x05 \x01(\t2\xee\x02\n\x0e\x43\x61ptureService\x12W\n\x0cListCaptures\x12\".tidemarkpb.v1.ListCapturesRequest\x1a#.tidemarkpb.v1.ListCapturesResponse\x12T\n\x0bGetBlockers\x12!.tidemarkpb.v1.GetBlockersRequest\x1a\".tidemarkpb.v1.GetBlockersResponse\x12W\n\x0c\x44rainCapture\x12\".tidemarkpb.v1.DrainCaptureRequest\x1a#.tidemarkpb.v1.DrainCaptureResponse\x12T\n\x0bResignOwner\x12!.tidemarkpb.v1.ResignOwnerRequest\x1a\".tidemarkpb.v1.ResignOwnerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btidemarkpb/v1/capture.proto\x12\rtidemarkpb.v1\"\x98\x01\n\x07\x43\x61pture\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x16\n\x0e\x66light_address\x18\x03 \x01(\t\x12\x10\n\x08is_owner\x18\x04 \x01(\x08\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x12\n\nmaintained\x18\x07 \x01(\r\x12\x0f\n\x07started\x18\x08 \x01(\t\"1\n\x13\x44rainCaptureRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\"&\n\x14\x44rainCaptureResponse\x12\x0e\n\x06tables\x18\x01 \x01(\r\"\x14\n\x12ResignOwnerRequest\"\x15\n\x13ResignOwnerResponse\"\x15\n\x13ListCapturesRequest\"U\n\x14ListCapturesResponse\x12(\n\x08\x63\x61ptures\x18\x01 \x03(\x0b\x32\x16.tidemarkpb.v1.Capture\x12\x13\n\x0b\x61nswered_by\x18\x02 \x01(\t\"#\n\x12GetBlockersRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"M\n\x13GetBlockersResponse\x12\x36\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32!.tidemarkpb.v1.ChangefeedBlockers\"\x82\x01\n\x12\x43hangefeedBlockers\x12\x12\n\nchangefeed\x18\x01 \x01(\t\x12\x15\n\rcheckpoint_ts\x18\x02 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12,\n\x06tables\x18\x04 \x03(\x0b\x32\x1c.tidemarkpb.v1.TableBlockers\"\x8b\x01\n\rTableBlockers\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x15\n\rcheckpoint_ts\x18\x03 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x04 \x01(\x04\x12.\n\x07regions\x18\x05 \x03(\x0b\x32\x1d.tidemarkpb.v1.RegionBlockers\"\x91\x01\n\x0eRegionBlockers\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x02 \x01(\x04\x12\r\n\x05store\x18\x03 \x01(\t\x12)\n\x05locks\x18\x04 \x03(\x0b\x32\x1a.tidemarkpb.v1.LockBlocker\x12\x0f\n\x07problem\x18\x05 \x01(\t\x12\x0c\n\x04pump\x18\x06 \x01(\t\"[\n\x0bLockBlocker\x12\x10\n\x08start_ts\x18\x01 \x01(\x04\x12\x0f\n\x07primary\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x0c\n\x04kind\x18\x05 \x01(\t2\xee\x02\n\x0e\x43\x61ptureService\x12W\n\x0cListCaptures\x12\".tidemarkpb.v1.ListCapturesRequest\x1a#.tidemarkpb.v1.ListCapturesResponse\x12T\n\x0bGetBlockers\x12!.tidemarkpb.v1.GetBlockersRequest\x1a\".tidemarkpb.v1.GetBlockersResponse\x12W\n\x0c\x44rainCapture\x12\".tidemarkpb.v1.DrainCaptureRequest\x1a#.tidemarkpb.v1.DrainCaptureResponse\x12T\n\x0bResignOwner\x12!.tidemarkpb.v1.ResignOwnerRequest\x1a\".tidemarkpb.v1.ResignOwnerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,19 +44,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTCAPTURESREQUEST']._serialized_start=337
   _globals['_LISTCAPTURESREQUEST']._serialized_end=358
   _globals['_LISTCAPTURESRESPONSE']._serialized_start=360
-  _globals['_LISTCAPTURESRESPONSE']._serialized_end=424
-  _globals['_GETBLOCKERSREQUEST']._serialized_start=426
-  _globals['_GETBLOCKERSREQUEST']._serialized_end=461
-  _globals['_GETBLOCKERSRESPONSE']._serialized_start=463
-  _globals['_GETBLOCKERSRESPONSE']._serialized_end=540
-  _globals['_CHANGEFEEDBLOCKERS']._serialized_start=543
-  _globals['_CHANGEFEEDBLOCKERS']._serialized_end=673
-  _globals['_TABLEBLOCKERS']._serialized_start=676
-  _globals['_TABLEBLOCKERS']._serialized_end=815
-  _globals['_REGIONBLOCKERS']._serialized_start=818
-  _globals['_REGIONBLOCKERS']._serialized_end=963
-  _globals['_LOCKBLOCKER']._serialized_start=965
-  _globals['_LOCKBLOCKER']._serialized_end=1056
-  _globals['_CAPTURESERVICE']._serialized_start=1059
-  _globals['_CAPTURESERVICE']._serialized_end=1425
+  _globals['_LISTCAPTURESRESPONSE']._serialized_end=445
+  _globals['_GETBLOCKERSREQUEST']._serialized_start=447
+  _globals['_GETBLOCKERSREQUEST']._serialized_end=482
+  _globals['_GETBLOCKERSRESPONSE']._serialized_start=484
+  _globals['_GETBLOCKERSRESPONSE']._serialized_end=561
+  _globals['_CHANGEFEEDBLOCKERS']._serialized_start=564
+  _globals['_CHANGEFEEDBLOCKERS']._serialized_end=694
+  _globals['_TABLEBLOCKERS']._serialized_start=697
+  _globals['_TABLEBLOCKERS']._serialized_end=836
+  _globals['_REGIONBLOCKERS']._serialized_start=839
+  _globals['_REGIONBLOCKERS']._serialized_end=984
+  _globals['_LOCKBLOCKER']._serialized_start=986
+  _globals['_LOCKBLOCKER']._serialized_end=1077
+  _globals['_CAPTURESERVICE']._serialized_start=1080
+  _globals['_CAPTURESERVICE']._serialized_end=1446
 # @@protoc_insertion_point(module_scope)

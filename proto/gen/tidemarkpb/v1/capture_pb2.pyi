@@ -154,16 +154,20 @@ class ListCapturesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CAPTURES_FIELD_NUMBER: _builtins.int
+    ANSWERED_BY_FIELD_NUMBER: _builtins.int
+    answered_by: _builtins.str
+    """Of the capture that answers; empty: one of an earlier version."""
     @_builtins.property
     def captures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Capture]: ...
     def __init__(
         self,
         *,
         captures: _abc.Iterable[Global___Capture] | None = ...,
+        answered_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["captures", b"captures"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "captures", b"captures"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
