@@ -237,7 +237,7 @@ test: check test-unit test-sim test-integration test-attacks test-e2e ## Everyth
 
 IMAGE_FLAGS = --network=host --build-arg BASE_IMAGE=$(BASE_IMAGE) \
   --build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
-  --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown)
+  --build-arg REVISION=$$(git rev-parse --verify HEAD 2>/dev/null || echo unknown)
 
 .PHONY: image
 image: ## Build the image of all daemons (BASE_IMAGE=… for another Debian 12 with Python 3.11, best by its digest)

@@ -9,6 +9,7 @@ for the longest time makes room.
 """
 
 import io
+import re
 import socket
 import ssl
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -57,6 +59,7 @@ MAX_CONNECTIONS_PER_ADDRESS = MAX_CONNECTIONS // 2
 MAX_BODY_BYTES = 64 << 10
 MAX_REQUEST_BYTES = 128 << 10
 REQUEST_SECONDS = 10.0
+_LENGTH = re.compile("[0-9]{1,18}")
 _PD = "/pd/"
 _PAGES = daemon_pages()
 _TLS_HANDSHAKE = b"\x16"
@@ -312,9 +315,28 @@ class _Handler(BaseHTTPRequestHandler):
         super().finish()
         self.connection.close()
 
+    def parse_request(self) -> bool:
+        """Parse the target, too."""
+        if not super().parse_request():
+            return False
+        try:
+            self._target = urlsplit(self.path)
+        except ValueError as err:
+            self.send_error(HTTPStatus.BAD_REQUEST, f"the path cannot be read: {err}")
+            return False
+        return True
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class refuses, in the form of all other errors."""
+        del explain
+        # Who speaks no HTTP, or TLS to a port without, is told so by a status line, too.
+        self.request_version = self.protocol_version
+        text = message or HTTPStatus(code).phrase
+        self._send(fault(code, "ErrAPIInvalidParam", f"this request is not answered: {text}"))
+
     def do_GET(self) -> None:
         self._connection.is_sending = False
-        self._send(self.server.port.builtin(urlsplit(self.path).path) or self._routed())
+        self._send(self.server.port.builtin(self._target.path) or self._routed())
 
     def do_POST(self) -> None:
         self._send(self._routed())
@@ -322,22 +344,23 @@ class _Handler(BaseHTTPRequestHandler):
     do_PUT = do_DELETE = do_POST  # noqa: N815 - the base class's names
 
     def _routed(self) -> Answer:
-        parts = urlsplit(self.path)
-        size = self.headers.get("Content-Length", "0")
-        if not size.isdecimal() or "Transfer-Encoding" in self.headers:
-            return fault(411, "ErrAPIInvalidParam", "send the body with a Content-Length")
-        if int(size) > MAX_BODY_BYTES:
+        sizes = self.headers.get_all("Content-Length", ["0"])
+        if not _LENGTH.fullmatch(",".join(sizes)) or "Transfer-Encoding" in self.headers:
+            return fault(411, "ErrAPIInvalidParam", "send the body with one Content-Length")
+        size = int(sizes[0])
+        if size > MAX_BODY_BYTES:
             return fault(
                 413,
                 "ErrAPIInvalidParam",
                 f"the body has {size} bytes; at most {MAX_BODY_BYTES} are taken",
             )
+        path = self._target.path
         try:
-            handler, tail = self.server.port.routes.find(self.command, parts.path)
+            handler, tail = self.server.port.routes.find(self.command, path)
         except TidemarkError as err:
             return error_answer(err)
-        query = parse_qs(parts.query, keep_blank_values=True)
-        return self._answer(handler, Request(self.command, parts.path, query, tail=tail), int(size))
+        query = parse_qs(self._target.query, keep_blank_values=True)
+        return self._answer(handler, Request(self.command, path, query, tail=tail), size)
 
     def _answer(self, handler: Handler, request: Request, body_bytes: int) -> Answer:
         what, name = f"{request.method} {request.path[:256]}", ""
@@ -364,7 +387,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in answer.headers:
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(answer.body)
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Scrapes are not news."""

@@ -255,6 +255,7 @@ class Http1Connection(asyncio.Protocol):
                 self._head = event
                 self._restart_timer(REQUEST_S, in_request=True)
                 self._check_size(event)
+                _check_framing(event)
                 _check_origin(event)
                 # curl waits a second for this before it sends a body of more than a megabyte.
                 if self._http.they_are_waiting_for_100_continue:
@@ -379,6 +380,16 @@ class Http1Connection(asyncio.Protocol):
         """Close the connection now, whatever is unwritten."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _check_framing(head: h11.Request) -> None:
+    """Refuse a body whose length is given twice: a proxy in front may have taken the other one, and
+    what it sent as a body would be read as the next request.
+    """
+    names = {name for name, _ in head.headers}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        text = "the body has a Content-Length and a Transfer-Encoding; send one of them"
+        raise _RefusedError(fault(400, "ErrAPIInvalidParam", text))
 
 
 def _check_origin(head: h11.Request) -> None:

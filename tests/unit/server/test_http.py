@@ -101,6 +101,42 @@ def test_a_request_that_is_refused_is_read_to_its_end(tmp_path: Path) -> None:
         connection.close()
 
 
+ODD = {
+    "a length of 5,000 digits": (b"PUT /x HTTP/1.1\r\nContent-Length: " + b"9" * 5000, 411),
+    "two lengths": (b"PUT /x HTTP/1.1\r\nContent-Length: 0\r\nContent-Length: 0", 411),
+    "a host that is none": (b"GET http://[ HTTP/1.1", 400),
+    "another one, to be changed": (b"PUT http://]/x HTTP/1.1\r\nContent-Length: 0", 400),
+    "an unknown method": (b"BREW / HTTP/1.1", 501),
+    "no version": (b"GET / HTTP/x.y", 400),
+    "too many headers": (b"GET / HTTP/1.1" + b"\r\nX: y" * 101, 431),
+    "TLS": (b"\x16\x03\x01\x00\xc8\x01\x00", 400),
+}
+
+
+@pytest.mark.parametrize("which", ODD)
+def test_odd_requests_are_answered_as_all_errors_are(bound: str, which: str) -> None:
+    sent, status = ODD[which]
+    head, body = answered(bound, sent + b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 %d " % status)
+    assert json.loads(body)["error_code"] == "TM:ErrAPIInvalidParam"
+
+
+def test_the_answer_to_head_has_no_body(bound: str) -> None:
+    head, body = answered(bound, b"HEAD / HTTP/1.1\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 501 ")
+    assert body == b""
+
+
+def answered(address: str, sent: bytes) -> tuple[bytes, bytes]:
+    """The head and the body of what the port answers."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(sent)
+        with connection.makefile("rb") as answer:
+            head, _, body = answer.read().partition(b"\r\n\r\n")
+    return head, body
+
+
 def test_people_get_a_page(bound: str) -> None:
     status, body = ask(bound, "/")
     assert (status, "<title>Tidemark daemon</title>" in body) == (200, True)

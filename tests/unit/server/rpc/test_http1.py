@@ -68,6 +68,18 @@ async def test_pages_of_other_sites_are_not_answered() -> None:
 
 
 @pytest.mark.usefixtures("engine")
+async def test_a_body_with_two_lengths_is_not_read() -> None:
+    """A proxy may have taken the other one."""
+    served = Served()
+    async with serving(served) as (bound, _):
+        both = "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"
+        answer = await get(bound, "/api", both)
+        assert b" 400 " in answer
+        assert b"send one of them" in answer
+        assert served.count == 0
+
+
+@pytest.mark.usefixtures("engine")
 async def test_handlers_know_where_a_request_comes_from() -> None:
     async def peer(request: Request) -> Answer:
         return Answer(200, request.peer.encode())
