@@ -8,6 +8,7 @@ Where readers must be known, each call brings `authorization: Bearer <token>`, b
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,11 @@ from storage.model.errors import Kind, UnavailableError
 
 _ROWS_SENT = Counter("tidemark_flight_rows_total", "mounted rows handed to readers")
 _BYTES_SENT = Counter("tidemark_flight_sent_bytes_total", "Arrow buffers handed to readers")
+_REFUSED = Counter(
+    "tidemark_flight_refused_calls_total",
+    "Calls that were refused: `too many` are under way, or the method is `not served`",
+    ["reason"],
+)
 _CALL_SECONDS = Histogram(
     "tidemark_flight_call_seconds", "time of one call, with its waiting", ["call"]
 )
@@ -46,8 +52,11 @@ _CALL_SECONDS = Histogram(
 _UNIX = "unix:"
 _RETRYABLE = (Kind.UNAVAILABLE, Kind.CLOSED)
 _AUTHORIZATION: Final = "authorization"
-_READERS: Final = "readers"
+_CALLS: Final = "calls"
 """Name of the middleware."""
+MAX_CALLS: Final = 768
+"""At a time: each has a thread, and containers often allow 1,024."""
+_SERVED: Final = (fl.FlightMethod.DO_GET, fl.FlightMethod.DO_ACTION, fl.FlightMethod.LIST_ACTIONS)
 _RECHECK_S: Final = 1.0
 """So often a call that goes on is asked about again."""
 _ACTIONS = {
@@ -88,9 +97,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         """With `readers`, only these are served."""
         self._feeds = feeds
         scheme = "grpc" if tls is None else "grpc+tls"
-        security: dict[str, Any] = (
-            {"middleware": {_READERS: ReaderGuard(readers)}} if readers else {}
-        )
+        security: dict[str, Any] = {"middleware": {_CALLS: CallGuard(readers)}}
         if tls is not None:
             security["tls_certificates"] = [(tls.certificate, tls.key)]
             security |= {"verify_client": True, "root_certificates": tls.root} if tls.root else {}
@@ -123,7 +130,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
             parse, carry_out = self._actions[action.type]
             body = action.body.to_pybytes()
             request = parse(body)
-            _check_reader(context, request.changefeed)
+            context.get_middleware(_CALLS).check(request.changefeed)
             ask = self._feeds.elsewhere(request.changefeed)
             if ask is not None:
                 return [ask(action.type, body)]
@@ -133,7 +140,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         """The rows of one slice."""
         with _errors_cross_the_wire("get"):
             request = Ticket.parse(ticket.ticket)
-            _check_reader(context, request.changefeed)
+            context.get_middleware(_CALLS).check(request.changefeed)
             span = _begun_slice(request)
             try:
                 with tracing.within(span):
@@ -149,8 +156,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
                 raise
             # The batches are made when gRPC asks for them: an error among them has to cross the
             # wire there, too (`_streamed`).
-            reader = context.get_middleware(_READERS)
-            check = None if reader is None else partial(reader.check_again, request.changefeed)
+            check = partial(context.get_middleware(_CALLS).check_again, request.changefeed)
             return fl.GeneratorStream(schema, _streamed(batches, span, check))
 
     def _describe(self, request: Describe) -> Answer:
@@ -279,39 +285,78 @@ def _errors_cross_the_wire(where: str) -> Iterator[None]:
         raise fl.FlightServerError(str(error)) from err
 
 
-class ReaderGuard(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow is untyped
-    """Lets calls pass of readers that are known."""
+class CallGuard(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow is untyped
+    """Lets calls pass of methods that are served, of readers that are known, and so many at a time.
 
-    def __init__(self, readers: Readers) -> None:
+    Arrow's library has a thread for each call. For methods that nobody serves, such as DoPut, it
+    waits there for a first message, which may never come, before it says so.
+    """
+
+    def __init__(self, readers: Readers | None, most: int = MAX_CALLS) -> None:
+        """With `readers`, only these are served."""
         super().__init__()
         self._readers = readers
+        self._most = most
+        self._count = 0
+        self._lock = threading.Lock()
 
-    def start_call(self, info: Any, headers: Mapping[str, Sequence[str | bytes]]) -> "_KnownReader":  # noqa: ARG002 - the base's
+    def start_call(self, info: Any, headers: Mapping[str, Sequence[str | bytes]]) -> "_Call":
         """Find out who calls.
 
         Raises:
+            NotImplementedError: nobody serves the method.
             FlightUnauthenticatedError: nobody who is known.
+            FlightUnavailableError: too many calls are under way.
         """
+        if info.method not in _SERVED:
+            _REFUSED.labels("not served").inc()
+            raise NotImplementedError("this port serves DoGet, DoAction and ListActions only")
         sent = [
             value
             for name, values in headers.items()
             if name.lower() == _AUTHORIZATION
             for value in values
         ]
-        tokens = tokens_of(sent)
+        admit = partial(self._readers.admit, tokens_of(sent)) if self._readers else None
         try:
-            return _KnownReader(self._readers.admit(tokens), partial(self._readers.admit, tokens))
+            call = _Call(admit, self._ended)
         except ReaderUnknownError as err:
             raise fl.FlightUnauthenticatedError(f"[TM:ErrUnauthenticated] {err}") from None
+        self._begin()
+        return call
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._count < self._most:
+                self._count += 1
+                return
+        _REFUSED.labels("too many").inc()
+        text = f"{self._most} Flight calls are under way, and no more are taken; try again"
+        raise fl.FlightUnavailableError(f"[TM:ErrServerBusy] {text}")
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._count -= 1
 
 
-class _KnownReader(fl.ServerMiddleware):  # type: ignore[misc]  # pyarrow is untyped
-    """The reader that makes one call."""
+class _Call(fl.ServerMiddleware):  # type: ignore[misc]  # pyarrow is untyped
+    """One call, and what its reader may read."""
 
-    def __init__(self, may_read: MayRead, admit_again: Callable[[], MayRead]) -> None:
+    def __init__(self, admit: Callable[[], MayRead] | None, ended: Callable[[], None]) -> None:
+        """Raises ReaderUnknownError; without `admit`, everybody may read."""
         super().__init__()
-        self.may_read = may_read
-        self._admit_again = admit_again
+        self._admit = admit
+        self._may_read = admit() if admit else None
+        self._ended = ended
+
+    def call_completed(self, exception: BaseException | None) -> None:  # noqa: ARG002 - the base class's signature
+        """Make room for another call."""
+        self._ended()
+
+    def check(self, changefeed: str) -> None:
+        """Raises ReaderRefusedError if the reader may not read the changefeed."""
+        if self._may_read:
+            self._may_read(changefeed)
 
     def check_again(self, changefeed: str) -> None:
         """See that the reader may still read: the clients may have changed since the call began.
@@ -319,11 +364,5 @@ class _KnownReader(fl.ServerMiddleware):  # type: ignore[misc]  # pyarrow is unt
         Raises:
             ReaderUnknownError, ReaderRefusedError: it may not.
         """
-        self._admit_again()(changefeed)
-
-
-def _check_reader(context: Any, changefeed: str) -> None:
-    """Raises ReaderRefusedError if the call's reader may not read the changefeed."""
-    reader = context.get_middleware(_READERS)
-    if reader is not None:
-        reader.may_read(changefeed)
+        if self._admit:
+            self._admit()(changefeed)

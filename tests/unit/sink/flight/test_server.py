@@ -5,6 +5,7 @@ import json
 import threading
 from contextlib import contextmanager
 
+import grpc
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
@@ -18,7 +19,7 @@ from sink.flight.feeds import (
     TableDescription,
     TableNotExistsError,
 )
-from sink.flight.server import FlightPortError, open_server
+from sink.flight.server import CallGuard, FlightPortError, open_server
 from sink.flight.tokens import OneToken
 from sink.versions import Ddl
 from sorter.errors import NotResolvedError, RangeCleanedError
@@ -282,3 +283,40 @@ def test_a_report_of_the_lake_job_passes_and_garbage_does_not():
         with pytest.raises(fl.FlightServerError, match="ErrFlightRequestInvalid"):
             ask(client, "report", changefeed="feed", state="fine")
     assert capture.calls == [("feed", Report("failed", 0, "ErrX", "why"))]
+
+
+@pytest.mark.parametrize("method", ["DoPut", "DoExchange"])
+def test_a_stream_that_nobody_serves_is_refused_before_its_first_message(method):
+    """It would hold a thread until that comes."""
+    over = threading.Event()
+
+    def nothing():
+        over.wait()
+        yield from ()
+
+    with serving(Capture()) as (server, _), grpc.insecure_channel(server.bound) as channel:
+        call = channel.stream_stream(f"/arrow.flight.protocol.FlightService/{method}")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call(nothing(), timeout=60))
+        over.set()
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "DoAction" in refused.value.details()
+
+
+def test_one_call_too_many_is_refused_until_another_ends():
+    guard = CallGuard(None, most=2)
+    action = fl.CallInfo(fl.FlightMethod.DO_ACTION)
+    first, _ = guard.start_call(action, {}), guard.start_call(action, {})
+    with pytest.raises(fl.FlightUnavailableError, match="2 Flight calls are under way"):
+        guard.start_call(action, {})
+    first.call_completed(None)
+    guard.start_call(action, {})
+
+
+def test_a_call_that_is_refused_takes_no_room():
+    guard = CallGuard(OneToken("t"), most=1)
+    action = fl.CallInfo(fl.FlightMethod.DO_ACTION)
+    for _ in range(2):
+        with pytest.raises(fl.FlightUnauthenticatedError):
+            guard.start_call(action, {})
+    guard.start_call(action, {"authorization": ["Bearer t"]})
