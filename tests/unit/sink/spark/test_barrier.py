@@ -5,14 +5,17 @@ from contextlib import suppress
 from itertools import count
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_tidemark.column_metadata import column_ids, with_column_ids
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import FILTER_UPDATE, ChangefeedMeta, Ddl, TableMeta
 from pyspark_tidemark.lake.barrier import Barrier
-from pyspark_tidemark.lake.format import DROP, EVOLVE, KEEP, UPSERT
+from pyspark_tidemark.lake.format import DROP, EVOLVE, EXCEPTION, KEEP, UPSERT
 from pyspark_tidemark.lake.schema import ENVELOPE, Policy, lake_schema
 
+from tests.integration.lake.evolving import EvolvingFeed
 from tests.integration.lake.memory import MemoryManifest, MemoryTable, MemoryTarget
 
 NAMES = ["s.a", "s.b", "s.c"]
@@ -252,3 +255,108 @@ def test_tables_change_places_whatever_dies(news, deaths):
     assert {name: plain(known.rows.values()) for name, known in target.tables.items()} == {
         name: plain(table.rows[-1:]) for name, table in moved.items()
     }
+
+
+class LogTarget(MemoryTarget):
+    """Holds statements besides, as a log does."""
+
+    def __init__(self):
+        super().__init__()
+        self.statements = []
+
+    def write_statement(self, ddl, before, now):
+        self.statements.append((ddl.query, {*before.tables}, {*now.tables}))
+
+
+def two_tables(feed=None):
+    """Tables `s.a` and `s.b` with a row each, and a target that has them up to 5."""
+    feed, target = feed or EvolvingFeed(), LogTarget()
+    for name in ("s.a", "s.b"):
+        feed.create(0, name, id=INT, x=INT)
+        schema, meta = lake_schema(feed.describe(0).tables[name]), feed.describe(0).tables[name]
+        target.tables[name] = MemoryTable(
+            with_column_ids(schema, meta.column_ids),
+            meta.key,
+            5,
+            {(1,): {"id": 1, "x": 1, "_commit_ts": 5}},
+        )
+    return feed, target
+
+
+def cross(feed, target, ts, evolution=EVOLVE, *, first=False):
+    return Barrier(feed, target, MemoryManifest(), Policy(UPSERT, evolution)).cross(ts, first=first)
+
+
+def test_the_first_cut_of_a_lake_follows_no_ddl():
+    feed, target = two_tables()
+    feed.drop(10, "s.a")
+    result = cross(feed, target, 10, first=True)
+    assert (result.dropped, result.changed, {*result.tables}) == ((), frozenset(), {"s.b"})
+    assert not target.statements
+
+
+def test_a_ts_without_a_ddl_is_crossed_without_a_look_at_the_target():
+    feed, _ = two_tables()
+    feed.drop(20, "s.a")
+    result = cross(feed, None, 10)
+    assert ({*result.tables}, result.changed) == ({"s.a", "s.b"}, frozenset())
+
+
+def test_a_ddl_changes_the_tables_it_names_and_no_other():
+    feed, target = two_tables()
+    feed.alter(10, "s.a", "ADD y", id=INT, x=INT, y=INT)
+    assert cross(feed, target, 10).changed == {"s.a"}
+    assert target.statements == [("ADD y", {"s.a", "s.b"}, {"s.a", "s.b"})]
+
+
+def test_of_ddls_at_timestamps_that_follow_each_other_each_sees_what_the_one_before_left():
+    feed, target = two_tables()
+    feed.rename(10, "s.a", "s.c")
+    feed.rename(11, "s.c", "s.d")
+    for ts, renamed in ((10, ("s.a", "s.c")), (11, ("s.c", "s.d"))):
+        assert cross(feed, target, ts).renamed == (renamed,)
+    assert {*target.tables} == {"s.b", "s.d"}
+
+
+def test_of_two_ddls_at_one_ts_that_empty_a_table_and_touch_another_each_is_followed():
+    feed, target = two_tables()
+    feed.truncate(10, "s.a")
+    feed.alter(10, "s.a", "MODIFY x TEXT", id=INT, x=TEXT)
+    feed.alter(10, "s.b", "ADD y", id=INT, x=INT, y=INT)
+    assert cross(feed, target, 10).changed == {"s.a", "s.b"}
+    assert target.tables["s.a"].schema.field("x").type == TEXT
+    assert "y" in target.tables["s.b"].schema.names
+
+
+def test_a_table_that_is_emptied_takes_types_that_rows_could_not():
+    feed, target = two_tables()
+    target.empties_with_cut = True
+    feed.alter(10, "s.a", "MODIFY x TEXT", id=INT, x=TEXT)
+    feed.ddls[-1] = dataclasses.replace(feed.ddls[-1], truncated=("s.a",))
+    cross(feed, target, 10)
+    assert target.tables["s.a"].schema.field("x").type == TEXT
+    assert not target.tables["s.a"].rows
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda feed: feed.alter(10, "s.a", "ADD y", id=INT, x=INT, y=INT), "s.a"),
+        (lambda feed: feed.drop(10, "s.b"), "s.b"),
+        (lambda feed: feed.rename(10, "s.a", "s.c"), "s.a"),
+        (lambda feed: feed.create(10, "s.c", id=INT), ""),
+        (lambda feed: feed.ddls.append(Ddl(10, FILTER_UPDATE, dropped=("s.b",))), ""),
+    ],
+    ids=["alter", "drop", "rename", "create", "filter"],
+)
+def test_by_policy_a_ddl_of_a_table_in_the_lake_is_an_error_that_changes_nothing(change, names):
+    feed, target = two_tables()
+    change(feed)
+    if not names:
+        cross(feed, target, 10, EXCEPTION)
+        return
+    with pytest.raises(SourceError, match=rf"^\[TM:ErrSchemaChanged\] {names} changed at 10 "):
+        cross(feed, target, 10, EXCEPTION)
+    assert {*target.tables} == {"s.a", "s.b"}
+    assert not target.statements
+    assert "y" not in target.tables["s.a"].schema.names
