@@ -15,7 +15,7 @@ from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, versions_at
 from pyspark_tidemark.lake.iceberg import manifest as catalog_manifest
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.java_catalog import Together, java_catalog
+from pyspark_tidemark.lake.iceberg.java_catalog import MultiTableCommit, java_catalog
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest, cuts_in_catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.maintenance import KeptCuts
@@ -44,7 +44,7 @@ def keep(spark, changefeed, captures, root, ends, *, mode="upsert", partitions=N
         target = IcebergTarget(
             spark, root, "bank", mode=mode, compact_every=0, partitions=partitions
         )
-        target.together = manifest.together
+        target.multi_table_commit = manifest.multi_table_commit
         cuts = CutApplier(
             changefeed,
             "bank",
@@ -290,7 +290,7 @@ def test_an_engine_sees_whole_cuts_where_the_catalog_commits_tables_together(
     rest.commits_together = commits_together
     target = keep(spark, changefeed, captures, root, CUTS[:3])
     assert any(len(cuts) > 1 for cuts in seen) is not commits_together
-    assert (target.together is not None) is commits_together
+    assert (target.multi_table_commit is not None) is commits_together
     with CatalogManifest.opened(spark, root, "bank") as manifest:
         assert manifest.commits == ("cut" if commits_together else "table")
     assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[2])
@@ -328,7 +328,7 @@ def test_a_rewrite_waits_for_the_cut_that_is_being_committed(
     """Otherwise it would come between, and the whole cut fail."""
     keep(spark, changefeed, captures, root, CUTS[:2])
     target = IcebergTarget(spark, root, "bank")
-    target.together = Together(java_classes(spark), java_catalog(spark, root))
+    target.multi_table_commit = MultiTableCommit(java_classes(spark), java_catalog(spark, root))
     target._committing.acquire()
     target._is_waiting = True
     with ThreadPoolExecutor(1) as pool:

@@ -19,7 +19,7 @@ from pyspark_tidemark.jvm import java_classes, java_dict, java_int, java_items
 from pyspark_tidemark.lake.files import file_system, is_on_disk
 from pyspark_tidemark.lake.iceberg.files import Layout, Written
 from pyspark_tidemark.lake.iceberg.java_catalog import (
-    Together,
+    MultiTableCommit,
     commit_exactly,
     explained,
     is_named,
@@ -280,9 +280,9 @@ class Catalog:
         """The snapshots that a branch or a tag names: Iceberg refuses to forget these."""
         return {int(ref.snapshotId()) for ref in java_dict(table.refs()).values()}
 
-    def together(self) -> Together:
+    def multi_table_commit(self) -> MultiTableCommit:
         """What commits several tables at once, if this catalog can."""
-        return Together(self._classes, self._java)
+        return MultiTableCommit(self._classes, self._java)
 
     def begin(self, table: Any) -> Any:
         """Begin a transaction on a table as it is now, to be ended by one of the commits below.

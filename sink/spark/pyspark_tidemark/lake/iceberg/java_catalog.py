@@ -7,7 +7,8 @@ makes them durable; and what catalogs throw.
 (SPARK_CONF_DIR) or `--conf`, so no sink URI holds them; secrets come from the files only.
 
 Where a REST catalog offers it (`transactions/commit`), all tables of a cut and its line in the
-manifest are one commit (`Together`): every engine that uses the catalog then sees whole cuts only.
+manifest are one commit (`MultiTableCommit`): every engine that uses the catalog then sees whole
+cuts only.
 
 Iceberg hands its files to the system, which writes them within half a minute. A cut's row in the
 manifest is on disk at once, and what it says is acknowledged, so after a power cut the tables of a
@@ -89,7 +90,7 @@ _CLOCK_BEHIND = (
 """What Iceberg says of times more than a minute before those that a table has."""
 _WRONG = ("BadRequestException", "NoSuchNamespaceException", "ValidationException")
 _LOST = "CommitFailedException"
-_TOGETHER = "RESTCatalog"
+_MULTI_TABLE_CATALOG = "RESTCatalog"
 _REFUSALS = (SourceError, Py4JJavaError, IllegalArgumentException, UnsupportedOperationException)
 _UUID_CHARACTERS: Final = 36
 _GAP: Final = 16
@@ -246,7 +247,7 @@ class Waiting:
     done: Callable[[], None]
 
 
-class Together:
+class MultiTableCommit:
     """What waits for the commit of a cut; any number of threads may add to it.
 
     The tables' transactions wait here, their files written, until the manifest commits. Then either
@@ -255,7 +256,7 @@ class Together:
     """
 
     def __init__(self, classes: Any, java_catalog: Any) -> None:
-        self.is_offered = str(java_catalog.getClass().getSimpleName()) == _TOGETHER
+        self.is_offered = str(java_catalog.getClass().getSimpleName()) == _MULTI_TABLE_CATALOG
         """Whether the catalog commits several tables at once, as far as is known yet: `first` finds
         out.
         """

@@ -27,7 +27,7 @@ from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.cut_record import CutRecord, Shown, records, rolled, shown_by
 from pyspark_tidemark.lake.iceberg.catalog import Catalog, Send
 from pyspark_tidemark.lake.iceberg.files import read_columns, write_rows
-from pyspark_tidemark.lake.iceberg.java_catalog import Together, commit_exactly
+from pyspark_tidemark.lake.iceberg.java_catalog import MultiTableCommit, commit_exactly
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.types import with_field_ids
 from pyspark_tidemark.lake.manifest import (
@@ -84,7 +84,7 @@ class CatalogManifest:
         self._catalog = catalog
         self._name = name
         self._table = table
-        self.together: Together | None = None
+        self.multi_table_commit: MultiTableCommit | None = None
         """Where the tables of a cut wait for this manifest's commit; None: each has its own."""
         self._mine = 0
         self._state = _State("")
@@ -124,7 +124,7 @@ class CatalogManifest:
     @property
     def commits(self) -> str:
         """See `Manifest`."""
-        return SINGLE_TABLES if self.together is None else WHOLE_CUTS
+        return SINGLE_TABLES if self.multi_table_commit is None else WHOLE_CUTS
 
     def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
         """See `Manifest`; ErrCutGap, too, where a cut was begun that starts elsewhere."""
@@ -214,12 +214,12 @@ class CatalogManifest:
         self._expire()
 
     def _take(self) -> None:
-        together = self._catalog.together()
+        multi_table_commit = self._catalog.multi_table_commit()
         for _ in range(_TAKE_TRIES):
             transaction = self._catalog.begin(self._current())
             state = dataclasses.replace(_state(transaction.table()), driver=uuid.uuid4().hex)
             try:
-                send = partial(together.first, self._catalog.identifier(self._name))
+                send = partial(multi_table_commit.first, self._catalog.identifier(self._name))
                 self._commit(transaction, _nothing(transaction), state, send)
             except SourceError as err:
                 # A step of the job that runs came between: again, on top of that.
@@ -228,7 +228,7 @@ class CatalogManifest:
                 continue
             self.last = self._newest()
             self._since_tidied = self._left_untidied()
-            self.together = together if together.is_offered else None
+            self.multi_table_commit = multi_table_commit if multi_table_commit.is_offered else None
             return
         raise SourceError(
             "ErrTargetBusy", "another job writes this lake; stop it first", retryable=True
@@ -262,8 +262,8 @@ class CatalogManifest:
     def _append(self, record: CutRecord) -> None:
         file = self._written([record])
         send: Send = commit_exactly
-        if self.together is not None:
-            send = partial(self.together.commit, self._catalog.identifier(self._name))
+        if self.multi_table_commit is not None:
+            send = partial(self.multi_table_commit.commit, self._catalog.identifier(self._name))
         self._step(
             lambda transaction: transaction.newAppend().appendFile(file),
             dataclasses.replace(self._state, begun=None),

@@ -38,7 +38,7 @@ from pyspark_tidemark.lake.iceberg.files import (
     Written,
     write,
 )
-from pyspark_tidemark.lake.iceberg.java_catalog import Together, Waiting, commit_exactly
+from pyspark_tidemark.lake.iceberg.java_catalog import MultiTableCommit, Waiting, commit_exactly
 from pyspark_tidemark.lake.iceberg.java_files import CutFiles
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
@@ -115,7 +115,7 @@ class IcebergTarget:
         self._writer = CutWriter(spark, self._catalog, mode, self._inserted, self._masking)
         self._cuts: dict[str, int] = {}
         """The cut that each table had when it was last looked at."""
-        self.together: Together | None = None
+        self.multi_table_commit: MultiTableCommit | None = None
         """Where cuts of tables wait for the manifest's commit; None: each commits by itself."""
         self._committing = threading.Lock()
         self._waiting = threading.Lock()
@@ -438,15 +438,17 @@ class IcebergTarget:
             return shown
 
     def _send(self, name: str) -> Send:
-        if self.together is None:
+        if self.multi_table_commit is None:
             return commit_exactly
-        together, identifier = self.together, self._catalog.identifier(name)
-        return lambda transaction, _: together.add(Waiting(identifier, transaction, self._end_cut))
+        multi_table_commit, identifier = self.multi_table_commit, self._catalog.identifier(name)
+        return lambda transaction, _: multi_table_commit.add(
+            Waiting(identifier, transaction, self._end_cut)
+        )
 
     @contextmanager
     def _cut_commits(self) -> Iterator[None]:
         """Commit for the block, while nobody else does: where cuts wait, until the cut's commit."""
-        if self.together is None:
+        if self.multi_table_commit is None:
             with self._committing:
                 yield
             return
@@ -482,7 +484,9 @@ class IcebergConnector(LakeConnector):
             partitions=arguments.partitions,
             sorting=arguments.sorting,
         )
-        target.together = manifest.together if isinstance(manifest, CatalogManifest) else None
+        target.multi_table_commit = (
+            manifest.multi_table_commit if isinstance(manifest, CatalogManifest) else None
+        )
         return target
 
     def read(self, spark: SparkSession, table: StoredTable, version: int) -> DataFrame:
