@@ -4,7 +4,7 @@ The lake says at which cut (`LakeCut`); the changefeed's schema history says whi
 there (`Table`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -142,23 +142,8 @@ async def tables_at(
         )
     if cut.newest_only:
         _check_at_rest(history, cut, names)
-    if filtered := [each for each in names if in_force[each][1].ignored is not None]:
-        raise VerifyUnsupportedError(
-            f"event filters leave changes of {', '.join(filtered)} out of the lake, so that it "
-            "need not be what the source has; compare other tables one by one, by their names"
-        )
-    if keyless := [each for each in names if in_force[each][1].is_keyless]:
-        raise VerifyUnsupportedError(
-            f"{', '.join(keyless)}: without a key rows of the lake have none of the source to be "
-            "compared with; compare other tables one by one, by their names"
-        )
-    shards = [each for each in names if in_force[each][1].shard is not None]
-    if shards and cut.mode not in ROW_MODES:
-        raise VerifyUnsupportedError(
-            f"{', '.join(shards)}: merged with others in a lake that keeps changes, in which those "
-            "of a shard that was dropped or renamed cannot be told from what a shard has now; "
-            "compare other tables one by one, by their names"
-        )
+    records = {each: record for each, (_, record) in in_force.items()}
+    _check_comparable([records[each] for each in names], cut)
     read: Callable[[TableRecord], SourceTable] = load(
         find_kind(scheme_of(info.source_uri)).table_at
     )
@@ -170,10 +155,11 @@ async def tables_at(
     }
 
     # A merged table has the columns of all its shards, whichever is compared.
+    merges = any(records[each].shard is not None for each in names)
     sources = {
         each: read(record)
-        for each, (_, record) in sorted(in_force.items())
-        if each in names or (shards and record.shard)
+        for each, record in sorted(records.items())
+        if each in names or (merges and record.shard)
     }
     parts = _parts(sources.values())
     tables = []
@@ -199,6 +185,31 @@ def _parts(tables: Iterable[SourceTable]) -> dict[str, tuple[ShardPart, pa.Schem
         parts[first] = ShardPart(merged.key[0], first, tuple(others)), schema
         parts |= {name: (ShardPart(merged.key[0], name), schema) for name in others}
     return parts
+
+
+def _check_comparable(tables: Sequence[TableRecord], cut: LakeCut) -> None:
+    """Refuse tables whose rows in the lake need not be those of the source.
+
+    Raises:
+        VerifyUnsupportedError: with their names.
+    """
+    if filtered := [each.name for each in tables if each.ignored is not None]:
+        raise VerifyUnsupportedError(
+            f"event filters leave changes of {', '.join(filtered)} out of the lake, so that it "
+            "need not be what the source has; compare other tables one by one, by their names"
+        )
+    if keyless := [each.name for each in tables if each.is_keyless]:
+        raise VerifyUnsupportedError(
+            f"{', '.join(keyless)}: without a key rows of the lake have none of the source to be "
+            "compared with; compare other tables one by one, by their names"
+        )
+    shards = [each.name for each in tables if each.shard is not None]
+    if shards and cut.mode not in ROW_MODES:
+        raise VerifyUnsupportedError(
+            f"{', '.join(shards)}: merged with others in a lake that keeps changes, in which those "
+            "of a shard that was dropped or renamed cannot be told from what a shard has now; "
+            "compare other tables one by one, by their names"
+        )
 
 
 def _check_at_rest(history: History, cut: LakeCut, names: list[str]) -> None:
