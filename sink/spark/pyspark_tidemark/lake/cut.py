@@ -1,8 +1,9 @@
-"""One cut after another: plan, barrier, all tables in parallel, manifest, acknowledgement;
-so nothing is ever lost.
+"""`CutApplier` applies one cut after another to a lake: announce, plan, cross the barrier, write
+all tables in parallel, commit to the manifest, acknowledge to the changefeed.
 
-A crash may come between any two steps. The cut is then replayed: tables that hold it already say so
-by their position, a cut that stands in the manifest is only acknowledged again.
+A crash may come between any two steps. The cut is then applied again: a table that has it already
+says so by its position, and a cut that is in the manifest is only acknowledged again. `skip` brings
+a lake over ranges that an operator let its changefeed skip.
 """
 
 import dataclasses
@@ -52,7 +53,9 @@ NO_BATCH = -1
 _Argument = TypeVar("_Argument")
 _Outcome = TypeVar("_Outcome")
 _Planned = tuple[TableMeta, tuple[int, int], Sequence[SliceEndpoint], bool]
-"""A table, the cut's range, the table's slices in it, and whether the table is emptied before."""
+"""A table, the range (start_ts, end_ts] of the cut, the table's slices in it, and whether the cut
+replaces all of the table's rows.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +69,8 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class TableWriters:
-    """How the tables of a cut are written: how many at a time, by which session, from where, and
-    whether by tasks (`write`, one of `format.WRITES`).
+    """How the tables of a cut are written: the options of the `tidemark` data source, the session,
+    how many tables at a time, and whether by tasks (`write`, one of `format.WRITES`).
     """
 
     source_options: dict[str, str]
@@ -112,9 +115,9 @@ class CutApplier:
         self._source_options = writers.source_options
         self._spark = writers.spark
         self._tasks_from_bytes = writers.tasks_from_bytes
-        self._asked_write = writers.write
+        self._configured_write = writers.write
         self._write = writers.write
-        """The same for the cut that is being applied."""
+        """The same, as decided for the cut that is being applied (`_write_of`)."""
         self._pool = (
             ThreadPoolExecutor(writers.parallel, "table")
             if writers.spark is None
@@ -122,11 +125,15 @@ class CutApplier:
         )
         self._altered: set[str] = set()
         self._fitted: dict[str, tuple[TableMeta, TableMeta]] = {}
+        """Each table as the captures describe it, and with the schema of the target."""
         self._positions: dict[str, int] = {}
+        """The end_ts of each table, of those that this job has looked at."""
         self._unchecked: dict[str, Shown] | None = None
-        """What the newest cut shows of the tables that this job has not looked at yet."""
+        """What the newest cut shows of the tables that this job has not looked at yet; None: not
+        read yet.
+        """
         self._span: tracing.Span = tracing.NO_SPAN
-        """Of the cut that is being applied, until it is acknowledged."""
+        """The trace of the cut that is being applied, until it is acknowledged."""
 
     @property
     def applied_ts(self) -> int:
@@ -135,16 +142,16 @@ class CutApplier:
 
     @property
     def resolved_ts(self) -> int:
-        """How far the captures were when they were asked last; not behind the lake."""
+        """The resolved_ts of the captures' last answer, at least `applied_ts`."""
         return max(self._changefeed.resolved_ts, self.applied_ts)
 
     def next_end(self, max_rows: int, wait_ms: int) -> int:
-        """Where the cut after the newest one ends; there, if nothing is new within `wait_ms`."""
+        """The end_ts of the next cut; `applied_ts` if nothing is new within `wait_ms`."""
         return self._changefeed.latest(self.applied_ts, max_rows=max_rows, wait_ms=wait_ms)
 
     def apply(self, cut: Cut) -> CutRecord:
-        """Bring every table to `cut.end_ts`, then commit the cut;
-        a cut that is there already changes nothing.
+        """Apply the cut to every table, then commit it to the manifest; a cut that is committed
+        already changes nothing. Durable when it returns the newest record.
 
         Raises:
             SourceError: ErrCutGap, the lake does not end where the cut starts, or a lake's or a
@@ -155,8 +162,8 @@ class CutApplier:
             return last
         start_ts = self._start_ts(cut, last)
         planning_ns = time.time_ns()
-        # Announced before anything is written, the barrier included: after a takeover the successor
-        # writes a cut with the same end, which the tables' fences recognise (docs/design/0028).
+        # Announced before anything is written, also by the barrier: a job that takes over writes a
+        # cut with the same end, which the tables' fences recognise (docs/design/0028).
         end_ts, planned = self._planned(start_ts, self._manifest.announce(start_ts, cut.end_ts))
         planned = self._begin_trace(start_ts, end_ts, planned, planning_ns)
         try:
@@ -194,9 +201,7 @@ class CutApplier:
         return record
 
     def take_altered(self) -> list[str]:
-        """Tables that schema changes made, emptied, altered or renamed, or whose rows came anew,
-        since the last call.
-        """
+        """The tables that schema changes made, emptied, altered or renamed since the last call."""
         altered, self._altered = sorted(self._altered), set()
         return altered
 
@@ -221,8 +226,8 @@ class CutApplier:
         self._end_trace()
         if not planned or not tracing.is_on():
             return planned
-        # What the captures did for its rows lies before this moment: it began when the first of
-        # them may have been committed.
+        # The trace begins at start_ts, when the first of its rows may have been committed: the
+        # captures' spans for them are before this moment.
         self._span = tracing.begin(
             "cut",
             (start_ts >> LOGICAL_BITS) * 1_000_000,
@@ -261,9 +266,9 @@ class CutApplier:
         return self._barrier.cross(start_ts, first=last is None)
 
     def _forget(self, barrier_result: BarrierResult) -> None:
-        """Drop what is remembered of tables that are others from here on."""
-        # Also where the columns are the same: the key may be another one, and a table without rows
-        # may begin anew.
+        """Drop what is cached of tables that the barrier changed."""
+        # Also where the columns are the same: the key may have changed, and a table that was made
+        # again has another position.
         for name in (
             *barrier_result.changed,
             *barrier_result.dropped,
@@ -274,22 +279,22 @@ class CutApplier:
             self._fitted.pop(name, None)
 
     def _follow_names(self, barrier_result: BarrierResult) -> None:
-        """Give tables that have yet to be looked at the names that they have above a barrier."""
+        """Rename unchecked tables to the names that they have above a barrier."""
         if self._unchecked is None:
             self._unchecked = {} if self._manifest.last is None else self._manifest.shown()
             _check_merged(barrier_result.tables, self._unchecked)
         self._unchecked = after_statements(
             self._unchecked, barrier_result.dropped, barrier_result.renamed
         )
-        # One that a DDL made anew is not there after a job died between the two.
+        # One that a DDL dropped and made again may be missing: a job may have died in between.
         for name in barrier_result.recreated:
             self._unchecked.pop(name, None)
 
     def _planned(self, start_ts: int, end_ts: int) -> tuple[int, Sequence[SliceEndpoint]]:
-        """Where the cut ends, and what is in it; before anything is changed for it.
+        """The end of the cut and its slices; nothing of the target is changed yet.
 
-        Where a table is read again and the captures had to begin that anew, the cut that they once
-        offered is none any more: it goes on to where the table is complete.
+        While captures read a table again (ErrRangeHeld), they take back the end that they offered
+        before. The cut then gets the end that they offer next, where the table is complete.
         """
         try:
             return end_ts, self._changefeed.plan(start_ts, end_ts)
@@ -336,23 +341,25 @@ class CutApplier:
     def _write_of(self, planned: Sequence[SliceEndpoint]) -> str:
         """Who writes a cut, one of `format.WRITES`."""
         is_large = sum(part.size_bytes for part in planned) >= self._tasks_from_bytes > 0
-        if self._asked_write == AUTO and is_large and isinstance(self._target, TaskTarget):
+        if self._configured_write == AUTO and is_large and isinstance(self._target, TaskTarget):
             return SPARK
-        return self._asked_write
+        return self._configured_write
 
     def _apply_by_tasks(self, names: Sequence[str], work: Sequence[_Planned]) -> list[TableCut]:
-        """One Spark job for all tables between the look at their positions and their commits."""
+        """Look at the tables' positions, write the files of all tables in one Spark job, and commit
+        them table by table.
+        """
         begun = self._each(names, self._begin, work)
         writers = self._each(names, self._task_writer, begun)
         assert self._spark is not None, "a target whose files tasks write has a session"
-        made = write_by_tasks(self._spark, filter(None, writers))
-        committed = [(one, made.get(name)) for one, name in zip(begun, names, strict=True)]
-        return self._each(names, lambda one: self._finish(*one), committed)
+        files = write_by_tasks(self._spark, filter(None, writers))
+        work_and_files = [(one, files.get(name)) for one, name in zip(begun, names, strict=True)]
+        return self._each(names, lambda one: self._finish(*one), work_and_files)
 
     def _task_writer(self, begun: _TableWork | TableCut) -> tuple[Changes, TaskWriter] | None:
         if isinstance(begun, TableCut) or not isinstance(self._target, TaskTarget):
             return None
-        # Where there is nothing to read, a table may have to be made, which the driver does.
+        # Without slices there is nothing to read: the driver makes or empties the table if needed.
         if not begun.changes.slices:
             return None
         writer = self._target.task_writer(begun.changes, is_new=begun.is_new)
@@ -363,13 +370,13 @@ class CutApplier:
     ) -> list[_Outcome]:
         """The outcomes of a call for each table, made in parallel."""
         running = [self._pool.submit(call, one) for one in of]
-        # Also when one has failed: the job ends then, and gives the lake up with no table still
-        # being written.
+        # Also when one has failed: the job ends then, and must not release its right to write while
+        # a table is still being written.
         wait(running)
         return [_result(name, one) for name, one in zip(names, running, strict=True)]
 
     def _begin(self, planned: _Planned) -> _TableWork | TableCut:
-        """What is to be done for a table, or its record where it has the cut already."""
+        """The changes that a table has not got yet, or its record if it has the whole cut."""
         table, (start_ts, end_ts), slices, emptied = planned
         position = self._positions.get(table.name)
         if position is None:
@@ -380,8 +387,8 @@ class CutApplier:
             self._positions[table.name] = position
             changes = self._changes(table, table, start_ts, end_ts, slices)
             return TableCut(table.name, changes.planned_rows, self._target.version(table))
-        # The table is inside of the cut, as where another job had announced a shorter one: it gets
-        # the rest only, and its rows of before stay.
+        # The table has a part of the cut, as where another job had announced a shorter one: only
+        # the rest is applied, and a truncation at the cut's start is done already.
         if position is not None and position > start_ts:
             names = [shard.name for shard in table.shards] or [table.name]
             slices, emptied = self._changefeed.plan(position, end_ts, names), False
@@ -420,7 +427,7 @@ class CutApplier:
         )
 
     def _check_continues(self, table: TableMeta, position: int | None) -> None:
-        """Check that a table which the newest cut shows is there, as it was then.
+        """Check that a table which the newest cut shows still exists with all that the cut shows.
 
         Raises:
             SourceError: ErrTableRemoved, ErrTableRolledBack; ErrTableMoved, an earlier version
@@ -445,7 +452,7 @@ class CutApplier:
         raise removed(table.name)
 
     def _fitting(self, table: TableMeta, position: int | None) -> TableMeta:
-        """The table as the target is written to; compared once for each of its schemas."""
+        """The table with the schema to write; `Barrier.fitting`, once for each of its schemas."""
         if position is None:
             return table
         fitted = self._fitted.get(table.name)
@@ -477,11 +484,11 @@ class CutApplier:
 
 
 def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord | None:
-    """Bring a lake over the ranges that its changefeed was told to skip, up to the checkpoint;
+    """Move a lake's end over the ranges that its changefeed was told to skip, up to the checkpoint;
     None: there is nothing to skip.
 
-    The stretch is committed as a cut without changes that says so, and every later cut says it,
-    too. No table changes, so a crash before the commit repeats it, and after it nothing is left.
+    The range is committed as a cut without changes that lists it as skipped, as every later cut
+    does. No table changes, so after a crash before the commit this is just repeated.
 
     Raises:
         SourceError: ErrCutGap, changes after the lake's end were neither delivered to it nor given
@@ -549,7 +556,7 @@ def _ended_tables(manifest: Manifest, described: ChangefeedMeta) -> tuple[str, .
 
 
 def _result(name: str, writing: "Future[_Outcome]") -> _Outcome:
-    """The outcome of one table; its error names the table, which holds up the cuts of all."""
+    """The outcome of one table; its error names the table, since it delays the cuts of all."""
     try:
         return writing.result()
     except Exception as err:

@@ -1,14 +1,17 @@
-"""The manifest of a lake in files, `<root>/_tidemark_cuts`: one JSON line a cut;
-a cut is visible when it stands there.
+"""The manifest of a lake: its list of committed cuts, which makes a cut of all tables visible.
+
+`Manifest` is the protocol; `FileManifest` keeps a lake's cuts in files under
+`<root>/_tidemark_cuts`, one JSON line a cut. `iceberg.manifest`, `databases.manifest` and
+`kafka.manifest` have those of other targets.
 
 Invariants:
-1. A cut is announced before a table is written, committed after every table holds it, and before it
-   is acknowledged to the changefeed.
+1. A cut is announced before a table is written, committed after every table has it, and
+   acknowledged to the changefeed after that.
 2. Cuts follow each other without gap or overlap: each starts where the one before it ended.
-3. One writer: whoever has the right (`Lock` on a disk or a mount, `Claims` behind Hadoop's file
-   systems). A writer that has lost it can announce and commit nothing.
-4. A roll-up is written before the files that it replaces are removed; readers take a cut that they
-   see twice once.
+3. One writer, the job that has the right to write (`Lock` on a disk or a mount, `Claims` behind
+   Hadoop's file systems). A job that has lost it can neither announce nor commit.
+4. A roll-up (one file with the lines of many) is written before the files that it replaces are
+   removed; a reader that sees a cut in both counts it once.
 Format: docs/format/lake-manifest.md.
 """
 
@@ -45,10 +48,12 @@ class Manifest(Protocol):
         """
 
     def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
-        """Say which cut comes next, before anything of it is written; returns where it has to end.
+        """Record which cut comes next, before anything of it is written; returns where it has to
+        end. Durable when it returns.
 
-        That is elsewhere than `end_ts` where another job has begun the cut and not committed it;
-        not if it is `moved`, as the captures offer the other one no more.
+        The end differs from `end_ts` where an earlier job announced a cut from `start_ts` and did
+        not commit it: tables may have it up to there. With `moved` that end is given up, since the
+        captures do not offer it any more.
 
         Raises:
             SourceError: ErrTargetBusy, somebody else has the right to write.
@@ -62,30 +67,29 @@ class Manifest(Protocol):
         """
 
     def note_moved(self, ts: int) -> None:
-        """Note that of the tables which change places at the DDL at `ts`,
-        only the last steps are left to do.
+        """Note that of the renames of tables that swap names at the DDL at `ts`, only those from
+        temporary names are left (`Barrier._rename`). Durable when it returns.
         """
 
     def moved_at(self, ts: int) -> bool:
-        """Whether that was noted."""
+        """Whether `note_moved` was called for that DDL, by this job or an earlier one."""
 
     def cuts(self) -> list[CutRecord]:
         """All kept cuts."""
 
     def each_cut(self) -> Iterator[CutRecord]:
-        """All kept cuts, in order, of which not all are in memory at a time; one that was repaired
-        may come twice, at last as it is now.
+        """All kept cuts in order, without all of them in memory; one that was repaired may come
+        twice, the repaired record last.
         """
 
     def shown(self) -> dict[str, Shown]:
-        """What the newest cut shows of each table; few cuts are read for it, however many are
-        kept.
-        """
+        """The version of each table at the newest cut; reads few cuts, however many are kept."""
 
     def tidy(self, horizon: datetime) -> None:
-        """Now and then: keep it small.
+        """Keep the manifest small; call it after each cut, most calls do nothing.
 
-        Cuts from before `horizon` may go, but never the one that shows that time.
+        Cuts that were applied before `horizon` may be dropped, but for the last of them, which is
+        what readers see at that time.
         """
 
 
@@ -118,14 +122,15 @@ class FileManifest:
     def taken(
         cls, files: Files, claims: Files, changefeed: str, root: str, *, mode: str | None = None
     ) -> "FileManifest":
-        """The manifest in a directory that others can reach, too;
-        whoever had it before has lost it.
+        """The manifest in a directory that other machines can reach, too; takes the right to write
+        away from the job that has it.
 
         Raises:
             SourceError: ErrTargetForeign, ErrTargetMode, ErrManifestCorrupt, or one of the
-                directory; then nobody has.
+                directory. The first three leave the right where it is.
         """
-        # Before the takeover, which stops the job that writes: one that may not write stops nobody.
+        # Before the takeover, which stops the job that writes: a job of another changefeed or mode
+        # must not stop it.
         check_mode(_own(_steady(lambda: _newest(files)), changefeed, root), mode)
         right = Claims(files, claims)
         right.take()
@@ -212,7 +217,7 @@ class FileManifest:
         single = [file.name for file in listed if file.single]
         if len(single) < ROLL_UP_FILES:
             return
-        # Empty files stay: they stand where a predecessor would publish.
+        # Empty files stay: each takes the name under which a predecessor would publish.
         texts = {name: text for name in single if (text := self._files.read(name))}
         chosen = list(texts)[:ROLL_UP_FILES]
         if len(chosen) < ROLL_UP_FILES:
@@ -235,17 +240,18 @@ class FileManifest:
         return []
 
     def forget(self, before: datetime) -> None:
-        """Drop roll-ups of cuts that were all applied before a time, but for the last of these:
-        it shows that time.
+        """Drop roll-ups of cuts that were all applied before a time, but for the last of them,
+        which has the cut that readers see at that time.
         """
-        gone: list[CutFile] = []
+        outdated: list[CutFile] = []
         listed = _listed(self._files)
         for file in (file for file in listed if not file.single):
             if datetime.fromisoformat(_read(self._files, [file])[-1].applied_at) >= before:
                 break
-            gone.append(file)
-        if gone[:-1]:
-            self._files.remove([file.name for file in listed if file.last_ts <= gone[-2].last_ts])
+            outdated.append(file)
+        if outdated[:-1]:
+            last_ts = outdated[-2].last_ts
+            self._files.remove([file.name for file in listed if file.last_ts <= last_ts])
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -320,8 +326,8 @@ def _read(files: Files, listed: Sequence[CutFile]) -> list[CutRecord]:
 
 
 def _moved(ts: int) -> str:
-    """The file of a note, hidden from readers; there are as few as there are tables that change
-    places.
+    """The file that notes `Manifest.note_moved`, hidden from readers; never removed, as few DDLs
+    swap names.
     """
     return f".moved-{ts:020d}"
 

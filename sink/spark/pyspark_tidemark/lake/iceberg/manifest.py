@@ -1,12 +1,13 @@
 """The cuts of a changefeed whose tables are in a catalog: rows of an Iceberg table of that catalog,
 `tidemark_cuts.<changefeed>`, and the right to write in the summaries of its snapshots.
 
-Wherever a driver runs, it needs nothing but the catalog. Each step of a driver is one snapshot on
-top of its own last one, so the catalog itself refuses the step of a driver that was overtaken.
-Invariants, beside those of `lake.manifest`:
-1. Taking over is a snapshot, too: from then on the driver before can neither announce nor commit.
-2. A cut that was announced and not committed is announced by the successor with the same end: what
-   a predecessor still writes of it is what its successor writes, and the tables' fences let one in.
+Wherever a driver runs, it needs nothing but the catalog. Each step of a driver (take over,
+announce, commit) is one snapshot on top of its own last one, so the catalog itself refuses the step
+of a driver that was overtaken. The state (`_State`) is in the summary of the newest snapshot.
+Invariants, besides those of `lake.manifest`:
+1. Taking over is a snapshot, too: from then on the former driver can neither announce nor commit.
+2. A cut that was announced and not committed is announced by the successor with the same end: both
+   drivers then write the same changes, and the fence of each table accepts one of them.
 """
 
 import dataclasses
@@ -50,16 +51,16 @@ SCHEMA: Final = pa.schema(
 _LINES: Final = with_field_ids(pa.schema([SCHEMA.field("cut")]), {"cut": len(SCHEMA)})
 _STATE: Final = "tidemark.state"
 _ROLL_UP_CUTS: Final = 64
+"""This many cuts in files of their own become one file; each is two snapshots until then."""
 _STEPS: Final = 2
 """Snapshots of a cut: it is announced, then committed."""
-"""This many cuts in files of their own become one file; each is two snapshots until then."""
 _TAKE_TRIES: Final = 10
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """What the newest snapshot says: whose it is, and what was begun."""
+    """The state in the newest snapshot: the driver that made it, and the cut that it has begun."""
 
     driver: str
     begun: tuple[int, int] | None = None
@@ -166,8 +167,8 @@ class CatalogManifest:
     def note_moved(self, ts: int) -> None:
         """See `Manifest`."""
         if not self.moved_at(ts):
-            noted = (*self._state.moved, ts)
-            self._step(_nothing, dataclasses.replace(self._state, moved=noted))
+            moved = (*self._state.moved, ts)
+            self._step(_nothing, dataclasses.replace(self._state, moved=moved))
 
     def moved_at(self, ts: int) -> bool:
         """See `Manifest`."""
@@ -204,7 +205,7 @@ class CatalogManifest:
         storage, files = self._catalog.storage(table), _files(self._catalog, table)
         single = [file for file in files if not _is_rolled_up(file)]
         if not single:
-            # Lives that ended before they committed a cut leave steps only.
+            # Jobs that ended before they committed a cut leave snapshots of steps only.
             self._expire()
             return
         older = [file for file in files if _is_rolled_up(file)]
@@ -293,8 +294,8 @@ class CatalogManifest:
         return self._catalog.java_files.data(table, file)
 
     def _left_untidied(self) -> int:
-        """How many cuts' files and steps earlier lives have left: a job that starts again often
-        would never come to them.
+        """How many cuts' files and steps earlier runs of the job have left: a job that is often
+        restarted would never roll them up by its own count.
         """
         table = self._current()
         single = sum(not _is_rolled_up(file) for file in _files(self._catalog, table))
