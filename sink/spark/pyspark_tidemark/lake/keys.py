@@ -1,5 +1,5 @@
 """Rows by their keys: where a file has them (`places_of`), what of files stays in memory for that
-(`Kept`), and which files may have a key that a cut inserts (`KeyIndex`).
+(`ColumnCache`), and which files may have a key that a cut inserts (`KeyIndex`).
 
 Whatever a key's columns are called, they have names of ours while Arrow joins them. An insert
 promises that its key is new, and the promise is checked: files are looked into only where their
@@ -25,7 +25,7 @@ from pyspark_tidemark.lake.columns import internal
 ROW: Final = internal("_row")
 """A column with the position of a row in its file."""
 KEPT_BYTES: Final = 64 << 20
-"""Of key columns that stay in memory (`Kept`), of all tables together."""
+"""Of key columns that stay in memory (`ColumnCache`), of all tables together."""
 INDEXED_BYTES: Final = 128 << 20
 """For the hashes of all tables, 8 bytes a key: sixteen million keys."""
 _FACTORS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -64,11 +64,12 @@ def those_in(rows: Any, keys: Any) -> Any:
     return rows.take(pa.array(places_of(rows.select(keys.column_names), keys)))
 
 
-class Kept:
-    """What was read from files that never change, in bounded memory: the values that were used last
-    stay, so that a cut after a cut need not read them again.
+class ColumnCache:
+    """A cache of what was read from data files, which never change: the values used most recently,
+    up to a size, so that the next cut need not read them again.
 
-    Values have a size (`nbytes`: Arrow tables, NumPy arrays); any number of threads may ask.
+    Values have a size (`nbytes`: Arrow tables, NumPy arrays). Thread-safe; two threads that miss
+    the same value both read it.
     """
 
     def __init__(self, most_bytes: int) -> None:

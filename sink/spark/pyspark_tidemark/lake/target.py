@@ -67,7 +67,7 @@ class Health:
         return Health(*[one + two for one, two in pairs])
 
 
-class Kept(Protocol):
+class KeptCuts(Protocol):
     """The cuts that readers may still ask for."""
 
     @property
@@ -136,7 +136,7 @@ class Target(Protocol):
         A table that still has the new name was dropped upstream and kept: see `check_replaceable`.
         """
 
-    def maintain(self, kept: Kept) -> Health | None:
+    def maintain(self, kept: KeptCuts) -> Health | None:
         """Do maintenance that is due, for a bounded time or beside the cuts; None: there was
         nothing to do.
         """

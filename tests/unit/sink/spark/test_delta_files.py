@@ -22,14 +22,14 @@ from pyspark_tidemark.lake.delta.files import (
 )
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.fold import fold
-from pyspark_tidemark.lake.keys import Kept
+from pyspark_tidemark.lake.keys import ColumnCache
 
 from tests.unit.sink.spark.test_fold import COLUMNS, HISTORIES, KEY, SCHEMA, changes_of, replayed
 
 LAKE = pa.schema([SCHEMA.field(name) for name in COLUMNS])
 
 
-KEPT = Kept(1 << 20)
+KEPT = ColumnCache(1 << 20)
 
 
 PARTITIONS = st.sampled_from([(), ("v",), ("b",), ("b", "v"), ("b", "a")])
@@ -149,7 +149,9 @@ def test_chunks_in_key_order_touch_no_file_before_them(tmp_path):
         for path in tmp_path.iterdir():
             path.rename(path.with_suffix(".away"))  # to look into one would be an error
         files = listing.files.values()
-        assert without(listing.layout, files, folded.existing.select(KEY), Kept(1 << 20)) == []
+        assert (
+            without(listing.layout, files, folded.existing.select(KEY), ColumnCache(1 << 20)) == []
+        )
         for path in tmp_path.iterdir():
             path.rename(path.with_suffix(".parquet"))
         listing = cut(listing, chunk)

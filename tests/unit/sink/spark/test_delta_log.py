@@ -15,7 +15,7 @@ from pyspark_tidemark.lake.delta.log import (
     fence,
     replayed,
 )
-from pyspark_tidemark.lake.keys import Kept
+from pyspark_tidemark.lake.keys import ColumnCache
 from pyspark_tidemark.lake.schema import SchemaChange
 
 PROPERTIES = {"delta.enableDeletionVectors": "true"}
@@ -61,7 +61,7 @@ def seen(known):
 def test_a_log_that_is_read_again_shows_what_its_writer_knows(table):
     known = put(
         table,
-        without(table.layout, table.files.values(), GONE, Kept(1 << 20)),
+        without(table.layout, table.files.values(), GONE, ColumnCache(1 << 20)),
     )
     known = put(
         known,
@@ -81,7 +81,7 @@ def test_a_log_that_is_read_again_shows_what_its_writer_knows(table):
 
 
 def test_the_order_of_the_actions_in_a_version_says_nothing(table):
-    actions = without(table.layout, table.files.values(), GONE, Kept(1 << 20))
+    actions = without(table.layout, table.files.values(), GONE, ColumnCache(1 << 20))
     assert [*actions[0], *actions[1]] == ["remove", "add"]
     assert seen(table.after(actions[::-1])) == seen(table.after(actions))
 

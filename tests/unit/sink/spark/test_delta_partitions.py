@@ -26,7 +26,7 @@ from pyspark_tidemark.lake.delta.partitions import (
     in_log,
     split,
 )
-from pyspark_tidemark.lake.keys import Kept
+from pyspark_tidemark.lake.keys import ColumnCache
 from pyspark_tidemark.lake.partitioning import parse_fields
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.sink_uri import SinkUri
@@ -206,7 +206,7 @@ def test_a_partition_column_keeps_its_values_when_it_is_renamed_and_widened(tmp_
     known = put(known, written(known.layout, rows))
     assert list(known.files.values())[-1].partition == {"_commit_ts": "2", "p": "x"}
     gone = pa.table({"q": ["x", "日本"]})
-    known = put(known, without(known.layout, known.files.values(), gone, Kept(1 << 20)))
+    known = put(known, without(known.layout, known.files.values(), gone, ColumnCache(1 << 20)))
     assert shown(replayed(str(tmp_path))) == [(1, "a/b=c %20", 1), (3, None, 1)]
 
 

@@ -20,7 +20,7 @@ from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.table_keys import living as living_keys
 from pyspark_tidemark.lake.iceberg.types import with_field_ids
-from pyspark_tidemark.lake.keys import FileKeys, Kept, KeyIndex, numbers
+from pyspark_tidemark.lake.keys import ColumnCache, FileKeys, KeyIndex, numbers
 
 from tests.unit.sink.spark import test_fold_versions
 from tests.unit.sink.spark.test_delta_files import LAKE, compacted, layout_of, shown
@@ -52,7 +52,7 @@ def apply(inserted, listing, rows):
     folded = fold(pa.Table.from_pylist(rows, schema=SCHEMA), KEY)
     again = inserted.there("t", listing, folded.new.select(KEY))
     keys = pa.concat_tables([folded.existing.select(KEY), again])
-    actions = without(listing.layout, listing.files.values(), keys, Kept(1 << 20))
+    actions = without(listing.layout, listing.files.values(), keys, ColumnCache(1 << 20))
     return listing.after(
         json.loads(json.dumps(actions + written(listing.layout, folded.live.select(COLUMNS))))
     )

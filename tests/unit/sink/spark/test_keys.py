@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.lake.fold import endings, fold, versions
 from pyspark_tidemark.lake.iceberg.table_keys import living
-from pyspark_tidemark.lake.keys import Kept, places_of, those_in
+from pyspark_tidemark.lake.keys import ColumnCache, places_of, those_in
 from pyspark_tidemark.lake.schema import VALID_TO
 
 NAMES = (".x", "[0]", "[1]", "x.y", "key 0", "row", "a b", "$.x", "'", "")
@@ -78,7 +78,7 @@ def test_changes_are_folded_and_ended_by_keys_of_any_name(name):
 
 
 def test_values_are_read_once_while_there_is_room():
-    read, kept = [], Kept(2 * 80)
+    read, kept = [], ColumnCache(2 * 80)
     column = pa.table({"k": pa.array(range(10), pa.int64())})
     for name in ("a", "a", "b", "a", "c", "a", "b"):
         assert kept.of(name, lambda name=name: read.append(name) or column) is column
@@ -90,7 +90,7 @@ def test_values_are_read_once_while_there_is_room():
 
 
 def test_what_was_written_need_not_be_read_and_what_is_there_stays():
-    kept = Kept(100)
+    kept = ColumnCache(100)
     kept.put("new", np.zeros(4))
     assert (kept.of("new", lambda: np.ones(4)) == 0).all()
     kept.put("new", np.ones(4))
@@ -100,7 +100,7 @@ def test_what_was_written_need_not_be_read_and_what_is_there_stays():
 
 
 def test_threads_that_read_the_same_at_once_count_it_once():
-    kept, together = Kept(100), threading.Barrier(4)
+    kept, together = ColumnCache(100), threading.Barrier(4)
 
     def read():
         together.wait(10)

@@ -33,7 +33,7 @@ from pyspark_tidemark.lake import roaring
 from pyspark_tidemark.lake.delta import partitions
 from pyspark_tidemark.lake.delta.partitions import Values
 from pyspark_tidemark.lake.files import file_system, parquet_file, repeating_columns
-from pyspark_tidemark.lake.keys import Kept, places_of
+from pyspark_tidemark.lake.keys import ColumnCache, places_of
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull, met
 from pyspark_tidemark.lake.schema import VALID_TO, fitted
 
@@ -219,7 +219,7 @@ def written_by_partition(layout: Layout, rows: Any) -> list[tuple[dict[str, Any]
 
 
 def without(
-    layout: Layout, files: Iterable[DataFile], keys: Any, kept: Kept
+    layout: Layout, files: Iterable[DataFile], keys: Any, kept: ColumnCache
 ) -> list[dict[str, Any]]:
     """The actions that take the rows with `keys` (pyarrow.Table of the key's columns) out of
     files, whose key columns are `kept` for the next time.
@@ -238,7 +238,7 @@ def without(
 
 
 def kept_as(layout: Layout, add: Mapping[str, Any], key: Any) -> tuple[Any, ...]:
-    """How `Kept` calls the columns of `key` (pyarrow.Schema) in the file of an action."""
+    """How `ColumnCache` calls the columns of `key` (pyarrow.Schema) in the file of an action."""
     return layout.location(add), tuple(layout.physical[name] for name in key.names), str(key)
 
 

@@ -24,7 +24,7 @@ from pyspark.sql.classic.dataframe import DataFrame
 from pyspark_tidemark.lake import compaction
 from pyspark_tidemark.lake.delta.files import by_partition, joined
 from pyspark_tidemark.lake.delta.tables import DeltaTables
-from pyspark_tidemark.lake.target import Health, Kept
+from pyspark_tidemark.lake.target import Health, KeptCuts
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Maintenance:
         self._commits.pop(name, None)
         self._vacuum_at.pop(name, None)
 
-    def run(self, kept: Kept) -> Health | None:
+    def run(self, kept: KeptCuts) -> Health | None:
         """One table's compaction, and else one table's vacuum, if any is due."""
         try:
             return self._next(kept)
@@ -81,7 +81,7 @@ class Maintenance:
             _log.warning("maintenance failed and will be tried again: %s", err)
             return None
 
-    def _next(self, kept: Kept) -> Health | None:
+    def _next(self, kept: KeptCuts) -> Health | None:
         name = max(self._commits, key=lambda table: self._commits[table], default=None)
         if name is not None and 0 < self._compact_every <= self._commits[name]:
             # Before it begins, as it may fail: the others have their turn before the next try.
@@ -122,7 +122,7 @@ class Maintenance:
         self._sql(name, f"OPTIMIZE {self._tables.sql_name(name)}")
         return True
 
-    def vacuum(self, name: str, kept: Kept) -> None:
+    def vacuum(self, name: str, kept: KeptCuts) -> None:
         """Remove files that no kept cut shows; Delta takes whole hours."""
         retention_s = self.retention_s(name, kept)
         if retention_s is not None:
@@ -132,7 +132,7 @@ class Maintenance:
                 "HOURS",
             )
 
-    def retention_s(self, name: str, kept: Kept) -> float | None:
+    def retention_s(self, name: str, kept: KeptCuts) -> float | None:
         """For how long a file stays that was taken out of the table; None: for ever, as the log
         does not say since when.
         """

@@ -11,7 +11,7 @@ from pyspark_tidemark.lake.delta.files import as_stored, kept_as, without, writt
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.fold import Folded
-from pyspark_tidemark.lake.keys import Kept
+from pyspark_tidemark.lake.keys import ColumnCache
 from pyspark_tidemark.lake.schema import fitted
 
 
@@ -20,7 +20,7 @@ def masked_and_added(
     listing: Listing,
     folded: Folded,
     key: Sequence[str],
-    searched: tuple[Inserted, Kept],
+    searched: tuple[Inserted, ColumnCache],
 ) -> list[dict[str, Any]]:
     """The actions that bring the net effect of a cut to what a version shows; the table is called
     `name` in what was `searched` before: keys by file, and key columns.

@@ -53,7 +53,7 @@ from pyspark_tidemark.lake.fold import (
     versions_frame,
 )
 from pyspark_tidemark.lake.format import APPEND, SCD2
-from pyspark_tidemark.lake.keys import KEPT_BYTES, ROW, Kept, numbered, renamed, those_in
+from pyspark_tidemark.lake.keys import KEPT_BYTES, ROW, ColumnCache, numbered, renamed, those_in
 from pyspark_tidemark.lake.ranges import any_near
 from pyspark_tidemark.lake.schema import IS_CURRENT, VALID_TO, fitted, lake_columns, lake_schema
 
@@ -86,7 +86,7 @@ class Upsert:
 
     def __init__(self, tables: DeltaTables) -> None:
         self._tables = tables
-        self._key_columns = Kept(KEPT_BYTES)
+        self._key_columns = ColumnCache(KEPT_BYTES)
 
     def create(self, changes: Changes) -> bool:
         """Apply the first cut of a table: no row can be there, so those that live are appended."""

@@ -28,7 +28,7 @@ from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.target import (
     Applied,
     Health,
-    Kept,
+    KeptCuts,
     LakeConnector,
     Repair,
     StoredTable,
@@ -187,7 +187,7 @@ class DeltaTarget:
         self._forget(old.name)
         self._forget(new.name)
 
-    def maintain(self, kept: Kept) -> Health | None:
+    def maintain(self, kept: KeptCuts) -> Health | None:
         """Compact, and remove files that no kept cut needs: Delta goes by time, not by version."""
         return self._maintenance.run(kept)
 

@@ -22,7 +22,7 @@ from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.masking import masked_and_added
 from pyspark_tidemark.lake.fold import fold
-from pyspark_tidemark.lake.keys import KEPT_BYTES, Kept
+from pyspark_tidemark.lake.keys import KEPT_BYTES, ColumnCache
 from pyspark_tidemark.lake.schema import fitted, lake_columns
 
 
@@ -81,9 +81,9 @@ class UpsertWriter:
 
 
 @functools.cache
-def _searched() -> tuple[Inserted, Kept]:
+def _searched() -> tuple[Inserted, ColumnCache]:
     """What this process has searched before: data files never change."""
-    return Inserted(), Kept(KEPT_BYTES)
+    return Inserted(), ColumnCache(KEPT_BYTES)
 
 
 def made_for(changes: Changes, current: Listing) -> list[Made]:

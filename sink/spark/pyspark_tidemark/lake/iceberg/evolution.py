@@ -26,7 +26,7 @@ from pyspark_tidemark.lake.iceberg.shown import ShownFiles, no_bounds
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.sort_orders import SortOrders
 from pyspark_tidemark.lake.iceberg.types import type_name
-from pyspark_tidemark.lake.keys import Kept
+from pyspark_tidemark.lake.keys import ColumnCache
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
 from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.soft_delete import all_gone
@@ -188,7 +188,7 @@ class ShardEvolution:
             return
         written = () if self._all_go(steps) else _written(self.catalog, transaction.table(), rows)
         shown = ShownFiles(self.catalog, no_bounds).of(name, stored, ())
-        masks = new_masks(self.catalog, stored, shown.data, places, Kept(0))
+        masks = new_masks(self.catalog, stored, shown.data, places, ColumnCache(0))
         self.catalog.commit(transaction, CutFiles(written, (), masks), position)
 
     def _concerned(self, steps: Sequence[ShardRows]) -> set[str]:

@@ -21,7 +21,7 @@ from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.rewriting import Rewriting, WholeRewriting
 from pyspark_tidemark.lake.session import SparkThreads
-from pyspark_tidemark.lake.target import Health, Kept
+from pyspark_tidemark.lake.target import Health, KeptCuts
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Maintenance:
         self._deletes.pop(name, None)
         self._failed.discard(name)
 
-    def run(self, kept: Kept) -> Health | None:
+    def run(self, kept: KeptCuts) -> Health | None:
         """Begin the next piece of work if none is running; returns the result of one that ended."""
         if self._running is not None:
             if not self._running.outcome.done():
@@ -128,7 +128,7 @@ class Maintenance:
             self._deletes[done.table] += done.deletes
         return None
 
-    def _work(self, name: str, kept: Kept, *, has_deletes: bool) -> Health:
+    def _work(self, name: str, kept: KeptCuts, *, has_deletes: bool) -> Health:
         began = time.monotonic()
         # The table may have been dropped since the work was asked for.
         table = self._catalog.load(name)
@@ -151,7 +151,7 @@ class Maintenance:
     def _has_vectors(self, table: Any) -> bool:
         return self._vectors and self._catalog.knows_vectors(table)
 
-    def expire(self, name: str, kept: Kept) -> None:
+    def expire(self, name: str, kept: KeptCuts) -> None:
         """Forget the snapshots that no kept cut shows, with the files that only they need."""
         # A cut is in the manifest only when all of its tables are written: until then no kept cut
         # names the newest one's snapshots.

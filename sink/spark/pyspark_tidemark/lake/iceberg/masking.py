@@ -16,7 +16,7 @@ from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.shown import DataFile, ShownFiles
 from pyspark_tidemark.lake.iceberg.types import key_fields
 from pyspark_tidemark.lake.iceberg.vectors import Mask, Masked, no_positions, written
-from pyspark_tidemark.lake.keys import KEPT_BYTES, Kept, places_of
+from pyspark_tidemark.lake.keys import KEPT_BYTES, ColumnCache, places_of
 from pyspark_tidemark.lake.ranges import met
 from pyspark_tidemark.lake.schema import fitted
 
@@ -32,8 +32,8 @@ class Masking:
     def __init__(self, catalog: Catalog, shown: ShownFiles) -> None:
         self._catalog = catalog
         self._shown = shown
-        self._key_columns = Kept(KEPT_BYTES)
-        self._positions = Kept(_POSITIONS_BYTES)
+        self._key_columns = ColumnCache(KEPT_BYTES)
+        self._positions = ColumnCache(_POSITIONS_BYTES)
         """Of vectors, as in S3 each is a request."""
         self._costly: set[str] = set()
 
@@ -128,7 +128,7 @@ def new_masks(
     table: Any,
     files: Iterable[DataFile],
     places: Mapping[str, Any],
-    kept: Kept,
+    kept: ColumnCache,
 ) -> list[Mask]:
     """Vectors for those of the files that have rows at `places` which are not masked yet; `kept`
     has the positions of vectors.

@@ -41,7 +41,7 @@ from pyspark_tidemark.lake.iceberg.shown import ShownFiles, no_bounds, vector_of
 from pyspark_tidemark.lake.iceberg.snapshot import SHARE, Snapshot
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.vectors import Mask, Masked, Vector, no_positions, written
-from pyspark_tidemark.lake.keys import Kept
+from pyspark_tidemark.lake.keys import ColumnCache
 
 FULL_BYTES: Final = 128 << 20
 """A new file is made of old ones with about so much that lives."""
@@ -139,7 +139,7 @@ class Rewriting(_Rewriter):
             transaction = self._catalog.begin(table)
             shown = ShownFiles(self._catalog, no_bounds).of(name, table, ())
             there = {each.location for each in shown.deletes}
-            masks = new_masks(self._catalog, table, shown.data, places, Kept(0))
+            masks = new_masks(self._catalog, table, shown.data, places, ColumnCache(0))
             position = self._catalog.position(table, name) or 0
             gone = [each for each in snapshot.equality_deletes if str(each.location()) in there]
             self._catalog.commit(transaction, CutFiles((), (), masks, gone), position)
