@@ -1,9 +1,10 @@
-"""The rows of one table that are not cleaned yet: in memory, on disk,
-and in the checksum log that must agree.
+"""The rows of one table that are not cleaned yet: in memory (`Buffer`), on disk (`TableIndex`), and
+the checksums of all of them (`ChecksumLog`), which fetches are compared with.
 
-Invariants: blocks of resolved rows never overlap one another, only those spilled before they were
-resolved do; a row is added to the checksum log before it is anywhere else. Of very many tables most
-have nothing in memory: `freeze` reduces such a backlog to a few bytes, and `thaw` makes it again.
+Invariants: blocks of resolved rows never overlap one another, only blocks that were spilled before
+their rows were resolved do; a row is added to the checksum log before it is anywhere else. Of very
+many tables most have nothing in memory: `freeze` packs such a backlog into a few bytes, and `thaw`
+restores it.
 """
 
 import contextlib
@@ -26,8 +27,8 @@ from sorter.store import BlockStore, Reader
 from storage.model.event import Position
 from storage.model.ts import MAX_TS
 
-# a run number: rows in memory arrived after every block
 _IN_MEMORY: Final = MAX_TS
+"""The run number of rows in memory: they came after every block, so of duplicates they are kept."""
 _FROZEN_MAX_BYTES: Final = 256
 
 
@@ -172,7 +173,7 @@ class Backlog:
             except BlockCorruptError:
                 self._levels.retain(chosen, frozenset())
                 raise
-            # Cleaning deletes blocks, and does not tell the levels.
+            # Cleaning deletes blocks and leaves their runs in the levels.
             alive = {run: entries for run, entries in runs.items() if run in chosen}
             self._levels.retain(chosen, frozenset(alive))
             # When most of them were cleaned meanwhile, others are chosen.
@@ -180,8 +181,8 @@ class Backlog:
                 merged = self._runs_of(
                     alive, Position(self.index.dead_ts + 1, 0), Position.fence(MAX_TS)
                 )
-                # With copies: the checksum log has counted each copy when it came, and a fetch
-                # counts each that it reads.
+                # Duplicates stay: the checksum log has counted each of them when it came, and a
+                # fetch counts each that it reads.
                 rows = merge(merged, self._store.block_bytes, unique=False)
                 return RunMerge(
                     self.index, frozenset(alive), rows, self._store.spilled_bytes(len(self._levels))
@@ -211,9 +212,7 @@ class Backlog:
         self._levels.merged(run_merge.runs, sum(entry.bytes for entry in alive))
 
     def abandon_merge(self, run_merge: RunMerge) -> None:
-        """Leave runs that cannot be read as they are, and merge them never again;
-        fetching them raises an error.
-        """
+        """Never merge these runs again: they cannot be read, and fetching them raises an error."""
         self._levels.retain(run_merge.runs, frozenset())
 
     def move(self, entries: Sequence[Entry]) -> None:
@@ -324,7 +323,7 @@ class Backlog:
         written, size, run = 0, 0, None
         try:
             for piece in rows.pieces(block_bytes):
-                # Rows that nobody reads any more may have waited in one batch with others.
+                # A batch may begin with rows that were cleaned meanwhile.
                 if int(order.commit_ts(piece)[-1]) > self.index.dead_ts:
                     entry = self._store.write(self.index, piece, run)
                     run, size = entry.run, size + entry.bytes

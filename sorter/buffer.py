@@ -1,11 +1,12 @@
-"""A table's rows in memory: pending batches as they came, and resolved rows, sorted. Pure.
+"""A table's rows in memory: `pending` batches as they came, and `ready` ones, resolved and sorted.
+Pure.
 
-Every row is added to the table's checksum log when it comes, and removed from it once when it turns
-out to have come twice.
+Every row is added to the table's checksum log when it is added here. When sorting finds a duplicate
+(the same change, sent twice), it is dropped and removed from the log once.
 
-Invariant: everything in `ready` is at or below a resolved_ts, so no later row can come between; the
-batches in `ready` follow one another without overlap. Rows above it wait in `pending` in the order
-of their arrival.
+Invariant: all rows in `ready` are at or below a resolved_ts, so no row that is added later belongs
+between them; the batches in `ready` follow one another without overlap. All other rows are in
+`pending`, in the order of their arrival.
 """
 
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from sorter import order
 from sorter.checksum_log import ChecksumLog
 from sorter.order import Sorted
 
-# what a batch takes besides its rows: measured, and most of what a small one takes
 BATCH_BYTES: Final = 6 << 10
+"""The memory of a batch besides its rows, as measured: most of what a small batch takes."""
 _SMALL_BYTES: Final = 16 << 10
 _MANY_SMALL: Final = 64
+"""Whenever a list has grown by so many batches, the small ones at its end are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +65,18 @@ class Buffer:
         return self.pending_bytes + self.ready_bytes
 
     def add(self, rows: Rows) -> int:
-        """Take rows above the resolved_ts; returns how much more memory is taken."""
-        # The checksum log first: what is lost after this line is noticed when it is read.
+        """Add rows above the resolved_ts; returns by how many bytes the memory grew."""
+        # The checksum log first: a row that is lost after this line is missed by `check`.
         self._checksums.add(rows.batch)
         self.pending.append(rows)
-        change = rows.bytes - _gather(self.pending)
+        change = rows.bytes - _join_small(self.pending)
         self.pending_bytes += change
         return change
 
     def batches(self) -> list[pa.RecordBatch]:
-        """All rows, in the order of their arrival as far as it matters."""
-        # Copies of a row are never in both lists: what waits in `pending` lies above a resolved_ts
-        # that what is `ready` does not exceed.
+        """All rows; duplicates of a row are in the order of their arrival."""
+        # They are never in both lists: `ready` ends at a resolved_ts, and `pending` begins above
+        # it.
         return [rows.batch for rows in (*self.ready, *self.pending)]
 
     def clear(self) -> None:
@@ -97,8 +99,8 @@ class Buffer:
         if complete:
             self.pending = waiting
             self.pending_bytes = _size(waiting)
-            # All that was resolved at once is sorted at once: so the batches of `ready` follow one
-            # another, and a later one has higher commit_ts.
+            # Everything up to the resolved_ts is sorted into one batch, so that the batches of
+            # `ready` ascend and do not overlap.
             self._append_ready(self._sorted(complete).batch())
 
     def take_ready(self) -> pa.RecordBatch | None:
@@ -108,8 +110,8 @@ class Buffer:
         return pa.concat_batches(taken) if taken else None
 
     def take_pending(self, limit_bytes: int) -> Sorted | None:
-        """Take out the oldest unresolved rows, about `limit_bytes` of them, sorted;
-        later ones may overlap them.
+        """Take out the rows of `pending` that came first, about `limit_bytes` of them, sorted; the
+        commit_ts of rows that stay may be between theirs.
         """
         taken: list[pa.RecordBatch] = []
         size = 0
@@ -127,7 +129,7 @@ class Buffer:
     def put_back_pending(self, batch: pa.RecordBatch) -> None:
         """Undo `take_pending`, for the rows that could not be written."""
         rows = Rows.of(batch)
-        # At the front, where they were: of copies of a row, the one that arrived last is to win.
+        # At the front, where they were: of duplicates, the one that came last is kept.
         self.pending.insert(0, rows)
         self.pending_bytes += rows.bytes
 
@@ -138,7 +140,7 @@ class Buffer:
 
     def _sorted(self, batches: list[pa.RecordBatch]) -> Sorted:
         rows = order.arrange(batches)
-        # A row that came twice was added twice, and will be read once.
+        # A duplicate was added to the log twice, and will be read once.
         if rows.dropped is not None:
             self._checksums.remove(rows.rows.take(pa.array(rows.dropped)))
         return rows
@@ -147,16 +149,16 @@ class Buffer:
         rows = Rows.of(batch)
         self.ready.append(rows)
         self.ready_bytes += rows.bytes
-        self.ready_bytes -= _gather(self.ready)
+        self.ready_bytes -= _join_small(self.ready)
 
 
-def _gather(parts: list[Rows]) -> int:
-    """Now and then, make one of the last parts if they are small,
-    since each takes more than its rows; bytes saved.
+def _join_small(parts: list[Rows]) -> int:
+    """Join the last parts to one if they are many and small, since each takes `BATCH_BYTES` besides
+    its rows; returns the bytes saved.
     """
     if len(parts) % _MANY_SMALL:
         return 0
-    # Only neighbours at the end are joined: so the order of arrival stays.
+    # Only neighbours at the end, which keeps the order of arrival.
     small = list(takewhile(lambda rows: rows.bytes < _SMALL_BYTES, reversed(parts)))[::-1]
     if len(small) < _MANY_SMALL // 2:
         return 0

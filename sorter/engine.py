@@ -1,10 +1,11 @@
-"""The sorter: pullers add row changes of many tables in any order,
-the sink manager fetches them sorted.
+"""The sorter of a capture: pullers add row changes of many tables in any order, the sink manager
+fetches them in commit order.
 
-Rows wait in memory until a table's resolved rows fill a block, or memory is short; then they go to
-disk. `resolve` costs next to nothing and sorts nothing by itself. The files are a cache of the
-upstream: nothing survives a restart, the capture pulls again from the checkpoint. Source: TiCDC's
-SortEngine, with Arrow batches in the place of rows; see docs/design/0006-sorter.md.
+`Sorter` has one `Table` for each span. Rows are in memory until a table's resolved rows fill a
+block, or memory is short; then they go to disk (`Spiller`, `BlockStore`). `resolve` is cheap and
+sorts nothing. The files are a cache of the upstream: nothing survives a restart, the capture pulls
+again from the checkpoint. Source: TiCDC's SortEngine, with Arrow batches in the place of rows; see
+docs/design/0006-sorter.md.
 """
 
 import fcntl
@@ -41,8 +42,8 @@ from storage.model.span import Span
 from storage.spill_codec import PLAIN, SpillCodec
 
 ResolveHook = Callable[[Span, int], None]
-# shared by all tables: one for each would cost more than everything else of an idle table
 _LOCKS: Final = 256
+"""Locks that all tables share: one for each would be most of an idle table's memory."""
 _LOCK_FILE: Final = "LOCK"
 _DISK_BYTES: Final = Gauge("tidemark_sorter_disk_bytes", "Size of all segments")
 _TABLES: Final = Gauge("tidemark_sorter_tables", "Tables being sorted")
@@ -138,9 +139,8 @@ class Sorter:
         _TABLES.inc()
 
     def remove_table(self, span: Span) -> None:
-        """Drop a table and all its rows; fetches under way finish.
-
-        A table that is not there is no error.
+        """Drop a table and all its rows; fetches under way finish. It is no error if the table is
+        not being sorted.
         """
         with self._lock:
             self._check_open()
@@ -242,8 +242,8 @@ class Sorter:
         return self._table(span).extents(lower_ts, upper_ts)
 
     def clean(self, span: Span, upper: Position) -> None:
-        """Give up rows at or below `upper` (inclusive): at once for `fetch`,
-        within `clean_interval_s` on disk.
+        """Drop rows at or below `upper` (inclusive): `fetch` refuses them at once, the disk gives
+        their space back within `clean_interval_s`.
 
         Raises:
             NotResolvedError: `upper` is above the resolved_ts.

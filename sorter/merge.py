@@ -1,17 +1,15 @@
-"""Sorted runs of a table, overlapping in any way: how they are merged into one stream,
-and which of them when. Pure.
+"""Merging the sorted runs of a table, which may overlap: `merge` makes one sorted stream of them,
+and `RunLevels` chooses the runs on disk to be merged into larger ones. Pure.
 
-`merge` works in bounded memory. It opens a run when the stream reaches its first commit_ts, and
-then reads one block of it at a time. Rows up to the next unopened run, and up to the end of every
-open block that has a successor, are complete. Where several runs overlap there, they are
-concatenated and sorted together, a window of bounded bytes at a time. Windows are cut by the whole
-sort key, so a transaction of any size passes, too. Where many runs overlap, as in a transaction
-that was spilled in pieces, each of them is kept one whole block ahead: otherwise some run's block
-would always be about to end, and each step would take a few rows only. Where one run stands alone,
-a window of its blocks is taken at once.
-
-`RunLevels` chooses the runs on disk that are merged into one, so that a later `merge` has few of
-them.
+`merge` works in bounded memory. It opens a run when the stream reaches the run's first commit_ts,
+and then reads one block of it at a time. Rows are complete, and come out, up to the first row of
+the next unopened run and up to the last row in memory of each open run that has more blocks. Where
+several runs have such rows, these are concatenated and sorted, a window of bounded bytes at a time.
+Windows are cut by the whole sort key, so even one transaction that is larger than memory passes.
+Two cases are made faster: where many runs overlap, as of a transaction that was spilled in pieces,
+a whole block more is read of each, since otherwise some run's block would always be near its end
+and a step would yield a few rows only; and of a run that overlaps no other a window of blocks is
+read at once.
 """
 
 from array import array
@@ -42,10 +40,12 @@ class Run:
     """
 
     min_commit_ts: int
-    # order of arrival: of equal rows, the one of the higher number stays
     number: int
-    # their readers, iterated once
+    """Ascends in the order of arrival: of duplicates, the one in the run of the higher number is
+    kept.
+    """
     blocks: Iterable[Callable[[], pa.RecordBatch]]
+    """Readers of the blocks; iterated once."""
 
 
 def merge(
@@ -69,8 +69,8 @@ def merge(
     unopened = deque(sorted(runs, key=lambda run: run.min_commit_ts))
     opened: list[_OpenRun] = []
     while unopened or opened:
-        # A run costs a block in memory from here on, so it is opened no sooner than the stream
-        # reaches it; and no later, or rows would come out before smaller ones.
+        # An open run has a block in memory, so it is not opened before the stream reaches its first
+        # commit_ts; nor later, as rows would come out before smaller ones.
         if unopened and all(run.first[0] >= unopened[0].min_commit_ts for run in opened):
             opened.append(_OpenRun(unopened.popleft()))
         else:
@@ -87,8 +87,8 @@ def merge(
 
 
 class _OpenRun:
-    """A run and its rows in memory, which are all it has up to `end` (None: to its end);
-    `first` is their first key.
+    """A run that is being read: `rows` are those in memory, `first` is the key of their first one,
+    and `end` that of the last one (None: the run has no more blocks).
     """
 
     first: SortKey
@@ -174,7 +174,7 @@ def _limit(opened: list[_OpenRun], unopened: deque[Run]) -> SortKey | None:
     # The next block of a run that stands alone cannot hold anything smaller than what it has.
     ends = [end for run in opened if (end := run.end) is not None] if len(opened) > 1 else []
     if unopened:
-        # below its first row: no change has op 0
+        # a key below its first row: no change has op 0
         ends.append((unopened[0].min_commit_ts, 0, 0, b""))
     return min(ends, default=None)
 
@@ -201,8 +201,8 @@ def _split(
     """Heads of at most `share` rows each (duplicates aside), at least one row in all,
     and what remains.
     """
-    # The least of the keys at which the shares end: up to it, each part has given all it has, so
-    # what remains is above it.
+    # The least of the keys at which the shares end: each part gives all its rows up to this key, so
+    # every row that remains is above it.
     bound = min(order.row_key(part, min(share, part.num_rows) - 1) for part in parts)
     counts = [order.count_up_to(part, bound) for part in parts]
     heads = [part.slice(0, count) for part, count in zip(parts, counts, strict=True) if count]
@@ -292,12 +292,12 @@ class RunLevels:
 
     def _same_level(self) -> int | None:
         """The index of the first of `fan_in` neighbours of one level that are not large."""
-        alike, level = 0, -1
+        count, level = 0, -1
         for number, member in enumerate(self._runs):
-            small = member.bytes < self.large_bytes
-            alike = (alike + 1 if member.level == level else 1) if small else 0
-            level = member.level if small else -1
-            if alike == self.fan_in:
+            is_small = member.bytes < self.large_bytes
+            count = (count + 1 if member.level == level else 1) if is_small else 0
+            level = member.level if is_small else -1
+            if count == self.fan_in:
                 return number + 1 - self.fan_in
         return None
 

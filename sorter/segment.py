@@ -1,6 +1,6 @@
-"""Append-only segment files that hold the blocks of all tables.
+"""Append-only segment files that hold the blocks of all tables of a `BlockStore`.
 
-A segment is unlinked when its last block is dead.
+A block is dead once no table's index has it; a segment is unlinked when its last block is dead.
 
 The sorter's files are a cache of the upstream: nothing is synced, and everything is removed at
 start. A file is open while it is written to and while a block is read, so a backlog of any size
@@ -51,8 +51,8 @@ class Segment:
         self.number = number
         self.size = 0
         self.live_bytes = 0
-        # how many tables have rows in the block at an offset, if several
         self._shared: dict[int, int] = {}
+        """Of blocks of several tables: offset -> the number of tables that still need it."""
         self._path = path
         self._file: _OpenFile | None = _OpenFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
@@ -64,8 +64,8 @@ class Segment:
         fd = self._open_file().fd
         try:
             written = os.pwritev(fd, [header, payload], offset)
-            # The kernel may write less than it was given, as it does near the end of a full disk;
-            # only the next call gets the error.
+            # write(2) may take less than it was given, as near the end of a full disk; only the
+            # next call gets the error.
             if written < length:
                 rest = memoryview(header + payload.to_pybytes())
                 while written < length:
@@ -175,7 +175,7 @@ class SegmentLog:
             segment.release(pointer)
             if not segment.live_bytes:
                 del self._segments[pointer.segment]
-                # The next block begins a new one: its file would have no name to be read by.
+                # Unlinked below: the next block must go to a new one, which can be opened by name.
                 if segment is self._active:
                     self._active = None
                 segment.unlink()

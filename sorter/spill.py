@@ -1,12 +1,12 @@
-"""Rows on their way to a disk that may be full, and back out of segments that are mostly dead.
+"""Moving rows from memory to disk, and live blocks out of segments that are mostly dead.
 
 `Spiller` writes rows when memory is short: large tables by themselves, small ones together in
-shared blocks. `DiskStatus` knows whether the disk takes writes: while it refuses them, those that
-must write wait, and go on by themselves when it takes them again. `Compaction` gives space back
-that a few blocks of tables which nobody reads would keep.
+shared blocks. `DiskStatus` says whether the disk takes writes: while it refuses them, threads that
+add rows wait, and go on by themselves when it takes them again. `Compaction` frees segments that a
+few live blocks, as of tables that are not read, would keep.
 
-Invariants: rows of a write that failed are still in memory. Nobody waits for the disk with a lock
-held.
+Invariants: rows of a write that failed are still in memory. No thread waits for a full disk while
+it holds a lock.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from sorter.table import Table
 from storage.model.errors import CorruptError
 
 _MOST_RUN_BYTES: Final = 32 << 20
-# a table with less than this share of a block in memory goes into a shared one
 _SMALL_SHARE: Final = 8
-# a shared block is written once its tables have about this share of a block
+"""A table with less than 1/8 of a block in memory is written into a shared block."""
 _SHARED_SHARE: Final = 2
+"""A shared block is written once its tables have 1/2 of a block in memory."""
 _WAITING: Final = Gauge(
     "tidemark_sorter_disk_waiting", "Batches that wait until the disk takes rows again"
 )
@@ -53,8 +53,8 @@ class Spiller:
         self._shared_bytes = block_bytes // _SHARED_SHARE
         self._spilling = threading.Lock()
         self._stopped = False
-        # those with rows in memory, and some that had
         self._tables: dict[Table, None] = {}
+        """An ordered set of all tables with rows in memory, and some without."""
 
     def stop(self) -> None:
         """Wait until the write under way has ended, and write nothing more."""
@@ -85,8 +85,7 @@ class Spiller:
             # Whoever waited for the lock may find that the thread before it has written enough.
             if self._stopped or not self.is_short:
                 return
-            # Below the limit by a quarter, so that the next batch does not bring the writers here
-            # again.
+            # A quarter below the limit, so that the next batch does not make memory short again.
             enough = self._memory_bytes * 3 // 4
             small: dict[BlockStore, list[Table]] = defaultdict(list)
             for table in self._victims():
@@ -94,18 +93,17 @@ class Spiller:
                     self._spill(table, enough)
                     self._remove_written([table])
                 else:
-                    together = small[table.store]
-                    together.append(table)
-                    if sum(member.memory_bytes for member in together) >= self._shared_bytes:
-                        spill_shared(table.store, together)
+                    gathered = small[table.store]
+                    gathered.append(table)
+                    if sum(member.memory_bytes for member in gathered) >= self._shared_bytes:
+                        spill_shared(table.store, gathered)
                         self._remove_written(small.pop(table.store))
                 if self._counters.memory_bytes <= enough:
                     return
-            # Only small tables are left: what has gathered for each store is written now, though
-            # it does not fill a block.
-            for store, together in small.items():
-                spill_shared(store, together)
-                self._remove_written(together)
+            # Only small tables are left: they are written now, though they do not fill a block.
+            for store, gathered in small.items():
+                spill_shared(store, gathered)
+                self._remove_written(gathered)
 
     def _spill(self, table: Table, enough: int) -> None:
         """Write a table's rows, run by run; it can be used in between."""
@@ -209,7 +207,7 @@ class DiskStatus:
             self.waiting += 1
             _WAITING.inc()
             try:
-                # `notify_all` of a `close` that came before this wait would not be heard.
+                # The `notify_all` of a `close` before this wait would not wake it.
                 if not self._closed:
                     self._changed.wait(self._retry_s)
             finally:
@@ -227,10 +225,9 @@ class DiskStatus:
 class Compaction:
     """Empties sparse segments, in the thread that writes rows; safe to call from several.
 
-    A few blocks of tables that nobody reads would keep whole segments alive. A segment is emptied
-    when a quarter of it is alive at most, so at most a third of the space that becomes free is
-    written again, and only when a new segment was begun, so that a sorter that nothing is written
-    to does nothing.
+    A few live blocks, as of tables that are not read, would keep whole segments. A segment is
+    emptied when at most a quarter of it is alive, so at most a third of the freed space is written
+    again. `Sorter` runs it only when a segment was begun, so without writes it costs nothing.
     """
 
     def __init__(self) -> None:
