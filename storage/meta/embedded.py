@@ -1,10 +1,9 @@
-"""The embedded metadata server: the pure state of `storage.meta.store` behind one queue, above
-LevelDB.
+"""The embedded metadata server: etcd's API for one node, as the pure state of `storage.meta.store`
+behind one queue, over LevelDB.
 
-`GroupCommit` applies the requests that have gathered in memory, writes them with one synced batch,
-and then answers them. Every request, reads too, waits for its turn in this queue, so nobody ever
-sees what a crash could undo. When the disk fails, memory is ahead of it, so `run` raises instead of
-going on.
+`GroupCommit` applies the queued requests to the state in memory, writes their changes in one synced
+batch, and then answers them. Reads wait in the same queue, so no answer shows what a crash could
+undo. When the disk fails, memory is ahead of it, so `run` raises instead of going on.
 
 History is compacted automatically (`store.state.History`), and its space on disk is freed in the
 background.
@@ -48,6 +47,7 @@ _GROUP = 1024
 _GROUP_BYTES = 4 << 20
 _EXPIRY_SECONDS = 0.25
 _STALL_SECONDS = 1.0
+_STOPPING = "the metadata server is stopping; try again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class GroupCommit:
         self._durable = durable
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="metadata-disk")
         self._queue: GroupQueue[_Request] = GroupQueue(_GROUP, _GROUP_BYTES)
+        self._is_closed = False
 
     @property
     def waiting(self) -> int:
@@ -77,15 +78,18 @@ class GroupCommit:
         return len(self._queue)
 
     async def submit(self, change: Callable[[WriteBatch], R], size: int = 0) -> R:
-        """Run `change` in its turn; it may add to the batch of its group,
-        or raise and then must have done nothing.
+        """Run `change` in its turn; returns its result once the batch of its group is durable.
 
-        `size` is the request's in bytes.
+        `change` may add to that batch; one that raises must have changed nothing. `size` is that of
+        the request in bytes.
 
         Raises:
             TooManyRequestsError: the queue is full.
             MetaUnavailableError: the disk failed, or the server is stopping.
         """
+        # After `close` nothing takes requests from the queue: they would wait for ever.
+        if self._is_closed:
+            raise MetaUnavailableError(_STOPPING)
         if len(self._queue) >= MAX_WAITING or self._queue.waiting_bytes >= MAX_WAITING_BYTES:
             raise TooManyRequestsError
         answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
@@ -100,23 +104,25 @@ class GroupCommit:
                 await self._commit(group)
 
     def close(self) -> None:
-        """Wait for the write under way, and refuse queued requests."""
+        """Wait for the write under way, and refuse queued and later requests."""
+        self._is_closed = True
         self._disk.shutdown(wait=True)
-        _refuse(self._queue.take_all(), "the metadata server is stopping; try again")
+        _refuse(self._queue.take_all(), _STOPPING)
 
     async def _commit(self, group: list[_Request]) -> None:
         batch = WriteBatch()
-        outcomes = [(request.answer, _attempt(request.change, batch)) for request in group]
-        self._applied(batch)
-        # Answers come after the sync, whatever they are: what a read saw must survive a crash, too.
         try:
+            outcomes = [(request.answer, _attempt(request.change, batch)) for request in group]
+            self._applied(batch)
+            # Answers come after the sync, also those of reads: what they show must survive a crash.
             if len(batch):
                 write = partial(self._kv.write, batch, sync=True)
                 await asyncio.get_running_loop().run_in_executor(self._disk, write)
         except TidemarkError as err:
             _refuse(group, err.message)
             raise
-        except asyncio.CancelledError:
+        except BaseException:
+            # Cancelled, or a defect: in memory, and perhaps on disk, are changes without an answer.
             _refuse(
                 group,
                 "the metadata server stopped while this was written; read what holds, then decide",

@@ -3,7 +3,7 @@ and nobody saw what is not.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -248,6 +248,32 @@ async def test_requests_wait_in_a_queue_of_bounded_bytes_and_go_in_groups_of_bou
         running.cancel()
     group.close()
     assert [batches.count(batch) for batch in batches] == [4] * 64
+
+
+async def test_a_request_after_the_end_is_refused() -> None:
+    group = embedded.GroupCommit(MemoryKV(), lambda _: None, lambda: None)
+    group.close()
+    with pytest.raises(MetaUnavailableError, match="stopping"):
+        await asyncio.wait_for(group.submit(lambda _: None), 10)
+
+
+async def test_a_defect_amid_a_group_leaves_no_request_without_an_answer() -> None:
+    def fail_half_way(batch: WriteBatch) -> None:
+        batch.put(b"a", b"1")
+        raise ZeroDivisionError
+
+    async def refused(change: Callable[[WriteBatch], None]) -> None:
+        with pytest.raises(MetaUnavailableError, match="stopped while this was written"):
+            await group.submit(change)
+
+    group = embedded.GroupCommit(MemoryKV(), lambda _: None, lambda: None)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        for change in (lambda _: None, fail_half_way):
+            tasks.create_task(refused(change))
+        await asyncio.sleep(0)
+        with pytest.raises(ZeroDivisionError):
+            await group.run()
+    group.close()
 
 
 @pytest.fixture
