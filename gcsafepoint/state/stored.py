@@ -1,16 +1,18 @@
-"""GC states in memory, with etcd as the only truth.
+"""The GC states of a leading coordinator, in memory and in etcd, which is authoritative.
+
+`GcStateManager` (`gcsafepoint.state.service`) reads and changes the states through `StoredStates`:
 
 1. A call is applied in memory, and answered when its changes are durable; calls that change nothing
    write nothing.
-2. Every transaction is guarded by `<gc>/gc_state_revision`, which every writer raises: when
-   somebody else wrote first, or a write may or may not have happened, the states are read again
+2. Every transaction is guarded by `<gc>/gc_state_revision`, which every writer increments. When
+   another writer was first, or it is unknown whether a write happened, the states are read again
    before the next answer.
-3. What others write (an operator with etcdctl, TiDB itself) is followed by a watch; TiDB's min
-   start ts are read by whoever is about to advance, as PD does. A record that cannot be read stops
-   a start; written later, it stops the calls about GC.
+3. Writes of others (an operator with etcdctl, TiDB itself) are followed by a watch. TiDB's
+   min_start_ts are read before each advance, as in PD. A record that cannot be parsed fails
+   `load`; if it is written later, calls about GC fail until it is corrected.
 
-One object serves one term of leadership; its first `load` gives services back the TTL that an
-outage took (`gcsafepoint.state.records.Outage`).
+One object serves one term of leadership. Its first `load` extends the expiry of services by the
+time without a leader (`gcsafepoint.state.records.Outage`).
 """
 
 import asyncio
@@ -106,8 +108,8 @@ class StoredStates:
         """The null keyspace's; durable. Reading it costs nothing; `load` once before."""
 
     async def load(self) -> GcStates:
-        """Read the states from the metadata; the first time,
-        also make durable what an outage puts off.
+        """Read the states from the metadata; the first time, extend expiries by the outage,
+        durably.
 
         Raises:
             SafePointRecordError: a record cannot be read.
@@ -143,16 +145,17 @@ class StoredStates:
             metrics.SAFE_POINTS.remove(self._published)
 
     async def read(self, read: Callable[[GcStates], R], advances: int | None = None) -> R:
-        """Apply `read` to the states of now; `advances`:
-        the keyspace whose min start ts it needs.
+        """Apply `read` to the current states; `advances`: the keyspace whose min_start_ts are read
+        from etcd first.
         """
         async with self._lock:
             return read(await self._current(advances))
 
     async def change(self, change: Callable[[GcStates], R], advances: int | None = None) -> R:
-        """Apply `change`; durable when it returns its answer.
+        """Apply `change`; durable when it returns its answer. It may be applied again to newer
+        states.
 
-        `advances`: the keyspace whose t it may move.
+        `advances`: the keyspace whose txn safe point it may advance; see `read`.
 
         Raises:
             SafePointConflictError, MetaUnavailableError: the answer is not certain; try again.
@@ -182,8 +185,8 @@ class StoredStates:
 
     async def _read(self, outage: Outage) -> GcStates:
         self._states = None
-        # The guard is read first, with the records beside it: whatever changes while the others are
-        # read changes the guard, and the next write is refused.
+        # The guard is read first, and the other records after it: a write in between changes the
+        # guard, and so makes our next write fail.
         pairs = await self._store.get_prefix(self._keys.prefix)
         self._guard = parse_guard(pairs, self._keys)
         global_barriers = parse_global_barriers(pairs, self._keys, outage)
@@ -231,13 +234,14 @@ class StoredStates:
         """Write `ops` in as few transactions as they fit into; False: another writer was first."""
         if not ops:
             return True
-        # Whatever interrupts the write, the next call reads what became of it.
+        # If the write is interrupted, its outcome is unknown: the next call reads the states again.
         self._states = None
         parts = list(_parts(ops))
         for part in parts:
             number, mod_revision = self._guard
             own: list[Op] = [Put(self._keys.revision, b"%d" % (number + 1))]
-            # Behind the last part: what is written later than the reading counts as it stands.
+            # With the last part: expiries that are written after the reading are not extended by an
+            # outage, and those of earlier parts must be.
             if part is parts[-1]:
                 own.append(self._reading())
             guard = Compare.unchanged(self._keys.revision, mod_revision)
@@ -247,7 +251,7 @@ class StoredStates:
                 # the caller decides anew.
                 return False
             self._guard = (number + 1, result.revision)
-            # The watch brings our own writes, too: they are no news.
+            # The watch shows our own writes, too, which need no reading.
             self._own.add(result.revision)
             metrics.TRANSACTIONS_TOTAL.inc()
         self._publish(states)
@@ -299,8 +303,8 @@ class StoredStates:
                 revision, is_missed = err.compact_revision, True
             except MetaUnavailableError as err:
                 _log.warning("safepoints cannot be read", reason=err.message)
-                # Read again here: what is answered from memory would stay old until the next call.
-                # After a pause, as the metadata may refuse at once and then needs its turn.
+                # The watch begins again at the same revision, so a change whose states could not
+                # be read comes again. After a pause, as the metadata may fail at once.
                 await asyncio.sleep(_RETRY_S)
 
     async def _changed_at(self, revisions: set[int]) -> None:

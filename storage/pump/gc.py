@@ -26,7 +26,7 @@ BATCHES_PER_ROUND = 100
 
 
 class ReaderPosition:
-    """A reader has received everything up to `commit_ts`: it has asked for more since."""
+    """The commit_ts up to which a reader has received everything; moved when it asks for more."""
 
     __slots__ = ("commit_ts",)
 

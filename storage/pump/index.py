@@ -1,13 +1,13 @@
-"""The order of the binlogs in LevelDB: where each commit is in the value log,
-and up to which commit_ts all are known.
+"""The index of a Pump in LevelDB: where each commit and prewrite is in the value log, and the
+commit_ts up to which all commits are known (max_commit_ts).
 
 Keys (docs/format/pump.md): `c` commit_ts start_ts -> pointer, `p` start_ts -> pointer, `m` fid ->
 largest commit_ts whose prewrite stands in that segment, `s` -> state, `g` -> gc_ts. Invariants:
 
 1. Index keys and state of a group are one WriteBatch, so the state never speaks of keys that are
    not there.
-2. Everything before `handle` is in the index and matched; a start replays the log from there.
-   Nothing is synced: a crash only moves the handle back.
+2. Everything before `handle` is in the index and matched; a start replays the log from there. Only
+   gc_ts is synced: a crash may bring back an older state, whose handle is earlier in the log.
 3. The index is derived: if the log ends before what the index knows, the index is rebuilt from the
    log.
 
@@ -105,8 +105,10 @@ class Index:
         return self._matcher.oldest_waiting(limit)
 
     def apply(self, entries: Iterable[Entry], pointers: Iterable[Pointer]) -> None:
-        """Index a group in the order of the log, and move max_commit_ts as far as it is
-        complete.
+        """Index a group in the order of the log, and advance max_commit_ts as far as all commits
+        are known.
+
+        When this raises, the index in memory and on disk may differ: call `reload`.
         """
         batch = WriteBatch()
         pointer = START
@@ -170,9 +172,10 @@ class Index:
         """The oldest of the log's segments (number -> max_ts) that neither a reader after gc_ts nor
         a restart can need.
 
-        They are removed from the oldest on, so a hole in the numbers always means a lost file. Also
-        a handle that a crash moves back still finds its segment: max_commit_ts > gc_ts was durable
-        together with that handle, so a record later than gc_ts stands before it.
+        Segments are removed from the oldest on, so a gap in their numbers always means a lost file.
+        A crash that brings back an older handle still finds the handle's segment: gc_ts was made
+        durable when max_commit_ts was above it, by a synced write, which also made the state of
+        that time durable.
         """
         return list(takewhile(lambda fid: self._is_done(fid, segments[fid]), sorted(segments)))
 

@@ -1,18 +1,19 @@
-"""The way of a binlog into a Pump: a group goes into the value log, is acknowledged, and then goes
-into the index.
+"""The write path of a Pump: a group of binlogs is written to the value log, acknowledged, and then
+indexed.
 
-1. `GroupCommit` puts all binlogs that wait into the log together, with one write and one fdatasync,
-   acknowledges them, and passes them to the `IndexQueue`, in this order. There is no timer: while
-   one group is on its way to the disk, the next one gathers.
-2. `Indexer` feeds the index from the queue while the index keeps up, and from the log when it did
-   not (tidb-binlog's SlowChaser). Groups gather for `GATHER_SECONDS` before they go into the index:
-   only readers wait for that. A stalled or failing index delays readers, never writers: what is
-   acknowledged is in the log, and the index is derived from it. After a failed write the state of
-   the index in memory is unknown, so it is loaded again and fed from its handle, as after a
-   restart. When the daemon stops, it does not finish catching up: the next start replays the rest.
+1. `GroupCommit` writes all queued binlogs to the log with one write and one fdatasync, acknowledges
+   them, and passes them to the `IndexQueue`, in this order. There is no timer: while one group is
+   written to the disk, the next one gathers.
+2. `Indexer` feeds the index from the queue while the index keeps up, and from the log while it does
+   not (tidb-binlog's SlowChaser). Groups gather for `GATHER_SECONDS` before they are indexed, which
+   delays readers only. So does an index that stalls or fails: writers never wait for it for longer
+   than `SLOW_SECONDS`, since what is acknowledged is in the log, from which the index is derived.
+   After a failed write the index in memory may differ from the disk, so it is loaded again and
+   replays the log from its handle, as after a restart. A daemon that stops does not wait for the
+   index to catch up: the next start replays the rest.
 3. `recover` replays the log at a start, from the index's handle.
 
-What blocks runs in `Threads`; the event loop never does.
+Blocking calls run in `Threads`, never on the event loop.
 """
 
 import asyncio
@@ -34,15 +35,21 @@ from storage.value_log import Pointer, SegmentMissingError, Skipped, ValueLog
 
 GROUP_BYTES = 4 << 20
 GROUP_WRITES = 1024
-"""Writes of one group: each begins on the event loop, and all of them at once."""
+"""The most writes of one group: all of them are parsed on the event loop, in one turn."""
 WAITING_BYTES_MAX = 256 << 20
+"""Bytes that may be queued for the disk; beyond them writes are refused."""
 GROUPS_MAX = 64
+"""Groups that may be queued for the index."""
 SLOW_SECONDS = 3.0
+"""How long the log waits for room in a full index queue before the queue falls behind."""
 RETRY_SECONDS = 1.0
+"""The pause before the index is tried again after its disk refused a write."""
 CATCH_UP_SECONDS = 1.0
+"""A pass over the log that takes less is the last but one before the queue is used again."""
 GATHER_SECONDS = 0.002
+"""How long queued groups wait for others before they are indexed in one write."""
 REPLAY_BATCH = 1024
-"""Binlogs that go into the index in one write, or with the group that brings them to so many."""
+"""Binlogs of one write into the index; the group that reaches the number is taken whole."""
 _READERS = 4
 T = TypeVar("T")
 IndexedRecord: TypeAlias = tuple[Pointer, Entry]
@@ -62,7 +69,7 @@ class PumpClosedError(ClosedError):
 
 
 class Threads:
-    """Pools that `stack` joins at its end."""
+    """The thread pools of a storage; `stack` joins them at its end."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.log: Executor = stack.enter_context(ThreadPoolExecutor(1, "value-log"))
@@ -103,8 +110,8 @@ class IndexQueue:
     """Groups on their way from the log to the index; one producer, one consumer, on one event loop.
 
     The log never waits longer than `slow_seconds` for the index. After that the queue is *behind*:
-    it is empty and only knows where the log ends, and the consumer reads the log itself until it
-    calls `resume`. Invariants:
+    it accepts no more groups and only records where the log ends. The consumer takes the groups
+    that are left, and then reads the log itself until it calls `resume`. Invariants:
 
     1. The groups in the queue follow each other in the log; the last one ends at `end` unless the
        queue is behind.
@@ -156,8 +163,8 @@ class IndexQueue:
         self._notify()
 
     def resume(self) -> Pointer:
-        """Take groups again; returns where they will begin:
-        the consumer reads the log up to there.
+        """Accept groups again; returns where the first one will begin: the consumer must read the
+        log up to there.
         """
         self.behind = False
         return self.end
@@ -190,19 +197,21 @@ GroupObserver: TypeAlias = Callable[[float, int, int], None]
 
 
 class Writer(Protocol):
-    """Waits until binlogs are durable."""
+    """A queued write: it gives its binlogs when its group begins, and is told the outcome."""
 
     def begin(self) -> Sequence[Binlog]:
-        """Return the binlogs of a group that is about to be written; none: they were refused, or
-        are no longer awaited.
+        """The binlogs to write now; none if they were refused, or nobody waits for them any more.
+        Then `stored` is not called.
         """
 
     def stored(self, failure: TidemarkError | None, /) -> None:
-        """The binlogs are durable; or there is a reason why none of them was stored."""
+        """Report the outcome: None when the binlogs are durable, else the reason why none of them
+        was acknowledged. Only the first call counts.
+        """
 
 
-class _Task:
-    """The task that waits in `write`."""
+class _AwaitedWrite:
+    """A `Writer` whose outcome is a future, for the task that waits in `write`."""
 
     def __init__(self, binlogs: Sequence[Binlog]) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -221,7 +230,7 @@ class _Task:
 
 
 class GroupCommit:
-    """The queue in front of the value log and the loop that empties it."""
+    """The queue in front of the value log and the loop that empties it; of one event loop."""
 
     def __init__(self, log: ValueLog, thread: Executor, index_queue: IndexQueue) -> None:
         self.written = 0
@@ -245,12 +254,12 @@ class GroupCommit:
             ValueLogWriteError: the disk refused them; none of them was stored.
             PumpBusyError, TidemarkError: see `put`.
         """
-        writer = _Task(binlogs)
+        writer = _AwaitedWrite(binlogs)
         self.put(writer, sum(len(binlog.payload) for binlog in binlogs))
         await writer.future
 
     def put(self, writer: Writer, size: int) -> None:
-        """Let about `size` bytes of binlogs be stored when their turn comes.
+        """Queue a write of about `size` bytes of binlogs.
 
         Raises:
             PumpBusyError: `WAITING_BYTES_MAX` are waiting already.
@@ -267,12 +276,12 @@ class GroupCommit:
         self._queue.put(writer, size)
 
     def refuse(self, reason: TidemarkError) -> None:
-        """Accept no more; writes that wait fail with the reason, too."""
+        """Accept no more writes; queued ones fail with the reason, too."""
         self._refusal = self._refusal or reason
         self._answer(self._queue.take_all(), reason)
 
     def close(self) -> None:
-        """Accept no more; `run` ends when the writes that wait are stored."""
+        """Accept no more writes; `run` ends when the queued ones are stored."""
         self._refusal = self._refusal or _stopping()
         self._queue.wake()
 
@@ -301,7 +310,9 @@ class GroupCommit:
             await self._index_queue.put(Group([binlog[:3] for binlog in binlogs], pointers))
 
     async def _append(self, writers: list[Writer], binlogs: list[Binlog]) -> list[Pointer]:
-        """Put a group into the log and answer its writers; where it stands, or nothing."""
+        """Append a group to the log and answer its writers; returns its pointers, none if it was
+        refused.
+        """
         payloads = [binlog.payload for binlog in binlogs]
         max_ts = max(binlog.ts for binlog in binlogs)
         loop = asyncio.get_running_loop()
@@ -317,7 +328,7 @@ class GroupCommit:
             loop.call_soon_threadsafe(in_loop, outcome)
 
         def in_loop(outcome: list[Pointer] | BaseException) -> None:
-            # What a cancelled append leaves behind is unknown; its writers have got their error.
+            # The task was cancelled, and has answered the writers with an error already.
             if appended.done():
                 return
             # Writers are answered here, two turns of the loop before the task below goes on, and
@@ -464,8 +475,11 @@ def recover(
 
 
 def _rebuild_if_unfit(log: ValueLog, index: Index) -> bool:
-    """Empty the index when it is new, or has records that the disk has lost;
-    returns whether it was emptied.
+    """Empty the index if it must be built anew: it is new while the log is not, or it is ahead of
+    the log. Returns whether it was emptied.
+
+    Raises:
+        SegmentMissingError: the segment where the index ends is gone.
     """
     segments = log.segments()
     if index.head.fid not in segments and index.head != START:
