@@ -1,9 +1,13 @@
-"""What a lake format must offer, and where its tables lie (`table_path`).
+"""The interface of a lake format, and the paths of its tables (`table_path`).
 
-`Target`: a position for each table, the changes of one cut applied in one step, and its schema.
-`LakeConnector`, of a format whose lakes are directories or catalogs: open the target, read a table
-at a version, and put single rows of it right. Each format's package has both in its `target`
-module, and its `LakeFormat` names the connector.
+`Target` is what the lake job needs of a format: the position of each table, a cut applied to it in
+one commit, its schema and changes of it. The protocols after it are optional abilities, which the
+job looks for with `isinstance`. `LakeConnector` is for formats whose lakes are directories or
+catalogs: it opens the target, reads a table at a version, and repairs single rows. Each format's
+package has both in its `target` module, and its `LakeFormat` names the connector.
+
+Invariant (the fence): a table's changes and its position are committed in one step, so a step that
+is repeated, or that another job has made, is recognised by the position.
 """
 
 import dataclasses
@@ -42,8 +46,8 @@ _PART_BYTES, _READABLE_BYTES, _DIGEST_CHARACTERS = 200, 120, 40
 
 @dataclasses.dataclass(frozen=True)
 class Applied:
-    """The outcome of one cut for one table: changes read, their checksum, and the version that
-    holds them.
+    """The outcome of one cut for one table: the number of its changes, their checksum, and the
+    table's version that has them.
     """
 
     rows: int
@@ -85,21 +89,23 @@ class Target(Protocol):
 
     @property
     def empties_with_cut(self) -> bool:
-        """Whether `apply` empties a table in the step of its cut (`Changes.emptied`);
-        else `truncate` does.
+        """Whether `apply` can empty a table in the same commit as a cut (`Changes.emptied`); else
+        the barrier calls `truncate`.
         """
 
     def position(self, table: TableMeta) -> int | None:
         """The end_ts up to which `table` is applied; None if it does not exist yet."""
 
     def version(self, table: TableMeta) -> int:
-        """What a reader asks for to see `table` as it is now."""
+        """The version by which a reader gets `table` as it is now."""
 
     def schema(self, table: TableMeta) -> Any:
         """The pyarrow.Schema of the table as it is in the target."""
 
     def storable(self, schema: Any) -> Any:
-        """A pyarrow.Schema with the types that the format keeps."""
+        """The schema (pyarrow.Schema) that the format returns for a table that was made with
+        `schema`: types that it does not have are replaced.
+        """
 
     def create(self, changes: Changes) -> Applied:
         """Apply the first changes of a table; durable when it returns, harmless when repeated."""
@@ -111,20 +117,19 @@ class Target(Protocol):
         """Change the table's columns; harmless when repeated."""
 
     def rekey(self, table: TableMeta) -> None:
-        """Take other columns for those that identify a row; harmless when repeated."""
+        """Identify rows by the columns `table.key` from now on; harmless when repeated."""
 
     def is_empty(self, table: TableMeta) -> bool:
         """Whether the table has no row."""
 
     def truncate(self, table: TableMeta, ts: int) -> None:
-        """Empty the table, as the upstream's is at `ts`, but for history that its mode keeps."""
+        """Remove the table's rows as of `ts`; modes that keep history end, mark or leave them."""
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
-        """Let `table`, which is another one than the target has under this name, begin empty above
-        `ts`, with its own columns.
+        """Make the target's table of this name `table`, which is a new one upstream: without rows
+        above `ts`, and with the columns that `change` leads to.
 
-        The history that the mode keeps of the earlier table stays; `change` leads from its columns
-        to the new ones. Harmless when repeated.
+        The history that the mode keeps of the earlier table stays. Harmless when repeated.
         """
 
     def drop(self, table: TableMeta) -> None:
@@ -137,21 +142,21 @@ class Target(Protocol):
         """
 
     def maintain(self, kept: KeptCuts) -> Health | None:
-        """Do maintenance that is due, for a bounded time or beside the cuts; None: there was
-        nothing to do.
+        """Do due maintenance (compaction, expiry), for a bounded time or in the background; None:
+        there was nothing to do.
         """
 
     def close(self) -> None:
-        """Wait for work that goes on beside the cuts."""
+        """Wait for the work in the background."""
 
 
 @runtime_checkable
 class VersionedTarget(Protocol):
-    """What a target offers besides that can tell whether others have taken a table back or away."""
+    """A target that can tell whether somebody else has rolled back or removed a table."""
 
     @property
     def names_are_paths(self) -> bool:
-        """Whether a table lies at a place made of its name (`table_path`)."""
+        """Whether a table's path is made of its name (`table_path`)."""
 
     def check_continues(self, table: TableMeta, shown: Shown) -> None:
         """Check that a table which is there has all that the newest cut shows of it.
@@ -164,22 +169,22 @@ class VersionedTarget(Protocol):
 
 @runtime_checkable
 class TaskTarget(Protocol):
-    """What a target offers besides for which tasks can write the files of many tables at once
+    """A target whose files Spark's tasks can write, of many tables in one job
     (`lake.cut_tasks`).
     """
 
     def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
-        """What writes the files of changes in tasks, before `create` of a new table or `apply`
-        commits them; None: these have to read and write by themselves.
+        """The writer of the changes' files in tasks; `create` of a new table or `apply` then
+        commits the files. None: these read the changes and write the files themselves.
         """
 
 
 @runtime_checkable
 class ShardTarget(Protocol):
-    """What a target offers besides that can keep tables which are merged of shards."""
+    """A target that can keep tables which are merged of shards (`lake.shards`)."""
 
     def shards(self, table: TableMeta) -> set[str]:
-        """The shards of which the table has rows that are not gone; none of a changelog."""
+        """The shards that have rows in the table, marked ones aside; empty for a changelog."""
 
     def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
         """Change the rows of shards, in the modes `upsert` and `soft-delete`: each step for itself,
@@ -192,7 +197,7 @@ class ShardTarget(Protocol):
 
 @runtime_checkable
 class StatementTarget(Protocol):
-    """What a target offers besides that holds DDL statements themselves, as a log does."""
+    """A target that also gets the DDL statements themselves, as a topic does."""
 
     def write_statement(self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta) -> None:
         """Write a statement that is crossed; `before` and `now` are the changefeed below and above
@@ -308,7 +313,7 @@ def rolled_back(table: str, way_back: str) -> SourceError:
 
 
 def no_reading(lake_format: str) -> SourceError:
-    """The error for whoever would read tables at a cut in a topic."""
+    """The error for a read of tables at a cut from a topic."""
     return SourceError(
         "ErrTargetInvalid",
         f"a {lake_format} target is a log: it holds changes, and no tables that could be read at a "

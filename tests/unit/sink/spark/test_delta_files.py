@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_tidemark.lake import roaring
@@ -227,3 +228,15 @@ def test_vectors_in_the_log_in_a_folder_and_by_their_path_are_read(tmp_path):
     ):
         named = {"storageType": kind, "pathOrInlineDv": place, "offset": 1} | size
         assert DeletionVectors(str(tmp_path)).read(named).tolist() == [3, 70_000]
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        '{"tightBounds":true,"numRecords":3,"minValues":{"a":1.10}}',
+        '{"numRecords":3,"tightBounds":false,"minValues":{"a":1.10}}',
+        '{"numRecords":3,"minValues":{"a":1.10},"tightBounds":true}',
+    ],
+)
+def test_bounds_of_a_masked_file_are_not_tight_wherever_its_writer_said_so(stats):
+    assert files._loose(stats, 3) == ('{"tightBounds":false,"numRecords":3,"minValues":{"a":1.10}}')

@@ -1,17 +1,17 @@
 """The files of a Delta table, written and read by pyarrow: data files in Parquet, and the deletion
 vectors that mask rows of them.
 
-From the log's side first: a `DataFile` is a file that a version shows, and the functions below it
-say by actions what becomes of files; a commit puts actions into the log (`log`). Then the bytes:
-`NewFile` and `pieces` write and read Parquet, `DeletionVectors` the masks (`roaring` is their
-format). A `Layout` says where a table's files are, and what they call its columns: with column
-mapping, by physical names and field ids that renaming leaves alone. `partitions` has the columns
-that files do not have.
+- `Layout`: where a table's files are, and the names of its columns in them. With column mapping
+  these are physical names and field ids, which a rename of the column does not change.
+- `DataFile`: a data file that a version shows. The functions after it return actions of Delta's log
+  that add, remove and mask files; a commit (`log`) makes them visible.
+- `NewFile` and `pieces` write and read Parquet; `DeletionVectors` the vectors, whose format is in
+  `roaring`. `partitions` has the columns that are not in files, as they partition the table.
 
 Invariants:
-1. However large files are, a few pieces of them are in memory.
-2. A file whose rows are all masked is removed. Statistics bound what is left of a file, too, so
-   they are kept when rows go.
+1. However large a file is, only a few pieces of it are in memory.
+2. A file whose rows are all masked is removed. A file's statistics still bound the rows that are
+   left when some are masked, so they are kept.
 """
 
 import dataclasses
@@ -41,9 +41,9 @@ _FIELD_ID = b"PARQUET:field_id"
 _PIECE_ROWS = 8192
 _GROUP_BYTES = 32 << 20
 _OPEN_FILES_MAX = 256
-"""Rows of more partitions than that go to further files."""
+"""Partitions that are written at a time; rows of others go to further files."""
 _PENDING_BYTES_MAX = 128 << 20
-"""So much waits for row groups, of all partitions together."""
+"""Bytes gathered for row groups, of all partitions together, before they are written."""
 _STATISTICS_COLUMNS, _STATISTICS_CHARACTERS = 32, 32
 """Of how many columns a file has statistics, and of how many characters of a text: Delta's own
 defaults.
@@ -52,7 +52,7 @@ defaults.
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where a table's files are, and how they hold its columns."""
+    """Where a table's files are, and how its columns are stored in them."""
 
     root: str
     schema: Any
@@ -367,15 +367,17 @@ def _removed(add: Mapping[str, Any], *, data_change: bool = True) -> dict[str, A
 
 
 def _loose(stats: str | None, rows: int) -> str:
-    """Statistics of a file, some rows of which are masked."""
+    """Statistics of a file some of whose rows are masked: `tightBounds` is false."""
     # Delta's protocol asks for numRecords where there is a deletion vector, and for tightBounds to
     # be false where a bound may be that of a masked row.
     if not stats or '"numRecords"' not in stats:
         return json.dumps({"numRecords": rows, "tightBounds": False})
-    return (
-        '{"tightBounds":false,'
-        + stats.replace(',"tightBounds":true', "").replace('"tightBounds":false,', "")[1:]
-    )
+    # As text: bounds that were read and written again might have other digits. Wherever another
+    # writer has put the member, it goes: of two, readers would believe the last one.
+    for value in ("true", "false"):
+        member = f'"tightBounds":{value}'
+        stats = stats.replace(f",{member}", "").replace(f"{member},", "")
+    return '{"tightBounds":false,' + stats[1:]
 
 
 class NewFile:

@@ -1,16 +1,19 @@
-"""A Delta table's log without Spark: what the newest version shows,
-and the next version put beside it.
+"""A Delta table's log, read and written without Spark.
 
-Delta runs Spark jobs for each version, whatever its size: to commit it, and to read it. A commit is
-a file of actions that must not be there yet, as Delta's protocol says. On a disk of this machine a
-hard link makes it, and it is durable with the files that it adds: Delta's own log store looks for
-the file before it renames another one, forks a process for each step, and leaves all of it to the
-system's cache, while the cut's row in the manifest outlives a power cut. Elsewhere Delta's log
-store creates it. Invariants:
-1. A commit follows the version that its actions were made from. If somebody else has committed,
-   nothing is written; the table is read again, and the actions are made anew.
-2. Only tables of which all properties and features are known are written like that.
-3. On a disk of this machine a version is durable before the cut that shows it is in the manifest.
+A `Listing` is what one version of a table shows: files, columns, transactions. `replayed` and
+`listing` read the newest one, `commit` and `commit_on_disk` write the next version. Delta itself
+runs Spark jobs to read and to commit each version, whatever its size.
+
+By Delta's protocol a commit is a new file of actions, which must not exist yet. On a local disk it
+is made by a hard link, after the files that it adds were synced. Delta's own log store there checks
+that the file is missing and then renames another one, forks a process for each step, and syncs
+nothing, though the cut's row in the manifest survives a power cut. On other file systems Delta's
+log store creates the file. Invariants:
+1. A commit's version follows the one that its actions were made from. If somebody else has
+   committed that version, nothing is written; the table is read again, and the actions are made
+   again.
+2. Only tables whose properties and features are all known here are written without Delta.
+3. On a local disk a version is durable before the cut that shows it is in the manifest.
 """
 
 import dataclasses
@@ -43,7 +46,7 @@ from pyspark_tidemark.lake.files import RESTORE, sync, sync_place, sync_with_che
 
 _LOG = "_delta_log"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""What file systems without hard links say."""
+"""The errors of `link` on file systems without hard links."""
 VECTORS = "delta.enableDeletionVectors"
 MAPPING = {"delta.columnMapping.mode": "name"}
 MAX_ID = "delta.columnMapping.maxColumnId"
@@ -57,7 +60,7 @@ _KNOWN_PROPERTIES = {
     MAX_ID,
     "delta.enableTypeWidening",
 }
-# Old writer versions imply these; without a property they ask for nothing.
+# Old writer versions imply these features; they demand nothing unless a property is set.
 _IMPLIED_FEATURES = ["appendOnly", "invariants"]
 _KNOWN_FEATURES = {
     *("deletionVectors", "columnMapping", "timestampNtz", "typeWidening", "typeWidening-preview"),
@@ -70,11 +73,13 @@ _FEATURES_SINCE = {
     5: ["columnMapping"],
     6: ["identityColumns"],
 }
-"""What writer versions before those with lists ask for, each with what the ones before it do."""
+"""The features that each writer version without feature lists adds to those of the versions
+before it.
+"""
 _MAPPING_READER = 2
 _FRESH_S = 3600.0
-"""For this long a version is taken for the newest without looking: a commit on top of an older one
-fails, as its file is there. Delta keeps the commits of weeks, so the file cannot be gone by then.
+"""For so long a listing is used without a look for newer versions. If there is one, our commit
+fails, since its file exists: Delta keeps commits for weeks, so the file cannot be removed by then.
 """
 _READ = ("protocol", "metaData", "remove", "add", "txn")
 _DIGITS = 20

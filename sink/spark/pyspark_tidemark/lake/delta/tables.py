@@ -1,8 +1,11 @@
-"""The Delta tables under one directory, by name: what each of them shows, and commits that carry
-the fence, by Spark or without it.
+"""The Delta tables under one directory, by name: their listings, and commits with the fence, by
+Spark or without it.
 
-Invariant: a table's listing is dropped with every commit that Spark makes, and whenever a commit of
-ours fails: the next look reads the table again.
+The fence is a Delta transaction (`txn`) with the changefeed as its application and a cut's end_ts
+as its version: the end_ts up to which the table has its changes.
+
+Invariant: a table's cached listing is dropped after every commit by Spark, and after every failed
+commit of ours, so that the table is read again.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Iceberg's Java table library, called by py4j: tables by name,
-commits with the fence, positions.
+"""Iceberg's Java library, called by py4j: tables by name, commits with the fence, positions.
 
-Java's objects are passed on as they are: a table, a transaction, a snapshot, a file.
+The fence is the summary property `cdc.cut` of a snapshot: the end_ts up to which the table has its
+changes. Every snapshot of ours has it, and `Catalog.position` reads it back; the table property
+`tidemark.cut` repeats the newest one. Tables, transactions, snapshots and files are Java's objects.
 """
 
 import json

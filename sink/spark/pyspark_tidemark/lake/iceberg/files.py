@@ -1,7 +1,9 @@
-"""Parquet files of an Iceberg table, written and read by pyarrow, on the driver or by tasks.
+"""The Parquet files of an Iceberg table, written and read by pyarrow, on the driver or by tasks.
 
-Columns are read by their field ids: a file may call them otherwise, or be older than one of them.
-Where the table has a sort order, the rows of each data file are sorted by it.
+`write` and `write_rows` write data files and equality deletes for a `Layout`; `Written` names a
+complete file, which a commit makes visible (`catalog.Catalog.commit`). Columns are read by their
+field ids: a file may have them under other names, or be older than one of them. If the table has a
+sort order, the rows of each data file are sorted by it.
 """
 
 import dataclasses
@@ -43,11 +45,13 @@ WRITTEN = pa.schema(
 )
 """What tasks yield, one row a `Written`."""
 PENDING_BYTES_MAX = 128 << 20
-"""So much waits for row groups, of all partitions together; and about so much is sorted at once."""
+"""Bytes gathered for row groups, of all partitions together, before they are written; about as many
+are sorted at once.
+"""
 OPEN_FILES_MAX = 256
-"""Rows of more partitions than that go to further files."""
+"""Partitions that are written at a time; rows of others go to further files."""
 SHARE_BYTES = 128 << 20
-"""About so much of a file is read by one task."""
+"""About how much of a file one task reads."""
 _FIELD_ID = b"PARQUET:field_id"
 _READ_ROWS = 32_768
 _GROUP_BYTES = 32 << 20
@@ -63,9 +67,9 @@ class Layout:
     schema: bytes
     """The table's schema with field ids, serialized."""
     key: tuple[str, ...]
-    """What equality deletes name; empty: nothing is ever deleted."""
+    """The columns of equality deletes; empty: rows are never deleted."""
     key_ranges: tuple[Bounds, ...] | None = None
-    """All keys of the table are within one of these; None: that is not known."""
+    """Each key of the table is within one of these ranges; None: the ranges are not known."""
     storage: Storage = dataclasses.field(default_factory=Storage)
     partitioning: Partitioning = dataclasses.field(default_factory=Partitioning)
     deletes_inserted: bool = False

@@ -1,8 +1,8 @@
-"""The Iceberg lake as a target: one RowDelta a table and cut, committed by itself or, in a catalog
-that can, with those of all tables. Rows that are gone are masked by deletion vectors, which every
-engine can read that reads version 3; or, without these, deleted by key, which costs the same in a
-table of any size. Its connector reads a table at a snapshot, and repairs rows by
-one commit.
+"""The Iceberg lake as a target: a cut is one RowDelta for each table, committed alone or, if the
+catalog can commit several tables at once, with those of all tables. Rows that are deleted or
+updated are masked by deletion vectors, which need a reader of format version 3; or, without
+vectors, deleted by key (equality deletes), which costs a writer the same in a table of any size.
+The connector reads a table at a snapshot, and repairs rows by one commit.
 """
 
 import threading
