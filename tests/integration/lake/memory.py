@@ -20,7 +20,7 @@ from pyspark_tidemark.lake.cut_record import CutRecord, Shown
 from pyspark_tidemark.lake.format import SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.schema import ENVELOPE, Policy, SchemaChange, lake_schema
 from pyspark_tidemark.lake.shards import ShardRows
-from pyspark_tidemark.lake.target import Applied, Health, KeptCuts
+from pyspark_tidemark.lake.target import Applied, Health, Retention
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -168,7 +168,7 @@ class MemoryTarget:
                 changed = row | values | {step.column: step.new_name or step.shard}
                 known.rows[known.keyed(changed)] = changed
 
-    def maintain(self, kept: KeptCuts) -> Health | None:
+    def maintain(self, kept: Retention) -> Health | None:
         del kept
         return None
 

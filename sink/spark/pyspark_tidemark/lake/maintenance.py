@@ -1,6 +1,6 @@
-"""What is done between cuts: a little of the target's and the manifest's maintenance at a time, and
-which cuts readers may still ask for (those of the last hours, and the one that was newest when
-these began).
+"""The maintenance of a lake between cuts: a little of the target's and the manifest's at a time.
+`KeptCuts` are the cuts that readers may still ask for: those of the last hours, and the one that
+was the newest when these hours began.
 """
 
 import dataclasses
@@ -19,11 +19,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class KeptCuts:
-    """The kept cuts of a manifest: read once, then followed from cut to cut; any number of threads
-    may ask.
+    """Implements `target.Retention`: the kept cuts of a manifest, read once and then updated with
+    each cut; thread-safe.
 
-    In memory are, for each cut that changes a table, a version and since when it was shown: 16
-    bytes.
+    It keeps 16 bytes for each cut that changes a table: the version, and when it was applied.
     """
 
     def __init__(self, manifest: Manifest, hours: float) -> None:
@@ -47,9 +46,9 @@ class KeptCuts:
             return frozenset() if versions is None else versions.since(self.horizon)
 
     def follow(self) -> None:
-        """Take the newest cut in; to be called after each, or all are read again."""
+        """Add the newest cut; call it after each cut, or all are read again."""
         with self._lock:
-            # Not before somebody asks: many lakes are never asked for.
+            # Nothing is read before the first call of `versions`: many jobs never need it.
             if self._followed_ts is not None:
                 self._follow()
 
@@ -83,7 +82,7 @@ class _Versions:
         self._applied_ms = array("q")
 
     def add(self, version: int, applied_at: datetime, horizon: datetime) -> None:
-        """Note the newest; what is out of date goes, but for the version of the horizon."""
+        """Add the newest version; drop those that no kept cut shows."""
         if self._versions and self._versions[-1] == version:
             # It was shown since the first of the two.
             return

@@ -71,15 +71,15 @@ class Health:
         return Health(*[one + two for one, two in pairs])
 
 
-class KeptCuts(Protocol):
-    """The cuts that readers may still ask for."""
+class Retention(Protocol):
+    """Which cuts readers may still ask for, as `maintain` needs it (`maintenance.KeptCuts`)."""
 
     @property
     def horizon(self) -> datetime:
-        """When the oldest of them was applied."""
+        """The time from which on all cuts are kept, and the one that was the newest then."""
 
     def versions(self, table: str) -> frozenset[int]:
-        """The versions of a table that they show."""
+        """The versions of a table that kept cuts show."""
 
 
 class Target(Protocol):
@@ -141,7 +141,7 @@ class Target(Protocol):
         A table that still has the new name was dropped upstream and kept: see `check_replaceable`.
         """
 
-    def maintain(self, kept: KeptCuts) -> Health | None:
+    def maintain(self, kept: Retention) -> Health | None:
         """Do due maintenance (compaction, expiry), for a bounded time or in the background; None:
         there was nothing to do.
         """

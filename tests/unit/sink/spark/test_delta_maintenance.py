@@ -2,30 +2,40 @@
 
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.delta.maintenance import Maintenance
 from pyspark_tidemark.lake.target import Health
 
 EVERY = 8
 
 
-class Tables:
-    """Tables without files; of one of them the disk is away."""
+FAILURES = [
+    OSError("the disk is away"),
+    SourceError("ErrLakeDamaged", "a file is no whole Parquet file"),
+    pa.ArrowInvalid("a page cannot be decoded"),
+]
 
-    def __init__(self):
+
+class Tables:
+    """Tables without files; those of the name `bad` cannot be read."""
+
+    def __init__(self, failure):
         self.asked = []
         self.away = "bad"
+        self._failure = failure
 
     def listing(self, name):
         self.asked.append(name)
         if name == self.away:
-            raise OSError("the disk is away")
+            raise self._failure
         return SimpleNamespace(files={})
 
 
-@pytest.fixture
-def tables():
-    return Tables()
+@pytest.fixture(params=FAILURES, ids=lambda failure: type(failure).__name__)
+def tables(request):
+    return Tables(request.param)
 
 
 def test_a_table_whose_compaction_fails_comes_again_behind_the_others(tables):

@@ -33,7 +33,7 @@ from pyspark_tidemark.lake.schema import (
     lake_schema,
 )
 from pyspark_tidemark.lake.soft_delete import mark_all
-from pyspark_tidemark.lake.target import Applied, Health, KeptCuts, check_replaceable, removed
+from pyspark_tidemark.lake.target import Applied, Health, Retention, check_replaceable, removed
 
 _UNTIL_BYTES_MAX = 63
 """Of the name of a table that was put aside: PostgreSQL has 63 bytes, MySQL 64 characters."""
@@ -264,7 +264,7 @@ class DatabaseTarget:
                     cursor.execute(statement)
             manifest.rename_row(cursor, self._app, old.name, new.name)
 
-    def maintain(self, kept: KeptCuts) -> Health | None:
+    def maintain(self, kept: Retention) -> Health | None:
         """Do nothing: databases look after themselves."""
 
     def close(self) -> None:

@@ -1,13 +1,12 @@
-"""What Delta tables need between cuts: compaction after some commits,
-and now and then the removal of old files.
+"""The maintenance of Delta tables between cuts: compaction after so many commits, and removal of
+old files (VACUUM).
 
-Both are bounded in what they do at a time: the driver joins small files, as much as of a cut;
-Delta's OPTIMIZE, which is slow to begin, rewrites only full files with many masked rows; and a
-table is vacuumed at most once an hour.
-Only the tables that need it are touched, and one each time, so that no cut waits for long.
+Each call does one table's compaction or vacuum, so that no cut waits for long. The driver joins
+small files, about as many bytes as a cut has; Delta's OPTIMIZE, which is slow to begin, rewrites
+only full files with many masked rows; a table is vacuumed at most once an hour.
 
-What is due follows from the table's version and from the time of day, not from how long this
-process has run: the files of a job that starts again often would become more and more.
+What is due follows from the table's version and the time of day, not from how long this process has
+run: otherwise a job that is often restarted would never get to it.
 """
 
 import logging
@@ -16,15 +15,17 @@ import time
 import zlib
 from datetime import UTC, datetime
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.classic.dataframe import DataFrame
 
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import compaction
 from pyspark_tidemark.lake.delta.files import by_partition, joined
 from pyspark_tidemark.lake.delta.tables import DeltaTables
-from pyspark_tidemark.lake.target import Health, KeptCuts
+from pyspark_tidemark.lake.target import Health, Retention
 
 _log = logging.getLogger(__name__)
 
@@ -72,16 +73,17 @@ class Maintenance:
         self._commits.pop(name, None)
         self._vacuum_at.pop(name, None)
 
-    def run(self, kept: KeptCuts) -> Health | None:
+    def run(self, kept: Retention) -> Health | None:
         """One table's compaction, and else one table's vacuum, if any is due."""
         try:
             return self._next(kept)
-        except (PySparkException, Py4JError, OSError) as err:
-            # Maintenance only spares readers: the cuts need not stop for it.
+        except (SourceError, PySparkException, Py4JError, pa.ArrowException, OSError) as err:
+            # Maintenance only makes reads cheaper: cuts go on without it. If somebody else has
+            # removed or rolled back the table, the next cut of it fails with that.
             _log.warning("maintenance failed and will be tried again: %s", err)
             return None
 
-    def _next(self, kept: KeptCuts) -> Health | None:
+    def _next(self, kept: Retention) -> Health | None:
         name = max(self._commits, key=lambda table: self._commits[table], default=None)
         if name is not None and 0 < self._compact_every <= self._commits[name]:
             # Before it begins, as it may fail: the others have their turn before the next try.
@@ -122,7 +124,7 @@ class Maintenance:
         self._sql(name, f"OPTIMIZE {self._tables.sql_name(name)}")
         return True
 
-    def vacuum(self, name: str, kept: KeptCuts) -> None:
+    def vacuum(self, name: str, kept: Retention) -> None:
         """Remove files that no kept cut shows; Delta takes whole hours."""
         retention_s = self.retention_s(name, kept)
         if retention_s is not None:
@@ -132,7 +134,7 @@ class Maintenance:
                 "HOURS",
             )
 
-    def retention_s(self, name: str, kept: KeptCuts) -> float | None:
+    def retention_s(self, name: str, kept: Retention) -> float | None:
         """For how long a file stays that was taken out of the table; None: for ever, as the log
         does not say since when.
         """

@@ -28,9 +28,9 @@ from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.target import (
     Applied,
     Health,
-    KeptCuts,
     LakeConnector,
     Repair,
+    Retention,
     StoredTable,
     Target,
     check_replaceable,
@@ -187,7 +187,7 @@ class DeltaTarget:
         self._forget(old.name)
         self._forget(new.name)
 
-    def maintain(self, kept: KeptCuts) -> Health | None:
+    def maintain(self, kept: Retention) -> Health | None:
         """Compact, and remove files that no kept cut needs: Delta goes by time, not by version."""
         return self._maintenance.run(kept)
 

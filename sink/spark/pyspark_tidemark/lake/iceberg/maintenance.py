@@ -1,9 +1,8 @@
-"""What Iceberg tables need beside the cuts: data files joined, without the rows that are gone
-(`rewriting`), and old snapshots expired.
+"""The maintenance of Iceberg tables: data files are joined, without their deleted rows
+(`rewriting`), and old snapshots are expired.
 
-The work runs in a thread of its own while cuts go on, on one table at a time. Commits are counted
-on from those of earlier lives: the files of a job that starts again often would become more and
-more.
+The work runs in a thread of its own while cuts go on, on one table at a time. Counts begin with the
+commits that the table has already: otherwise a job that is often restarted would never get to it.
 """
 
 import logging
@@ -12,6 +11,7 @@ import time
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -21,7 +21,7 @@ from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.rewriting import Rewriting, WholeRewriting
 from pyspark_tidemark.lake.session import SparkThreads
-from pyspark_tidemark.lake.target import Health, KeptCuts
+from pyspark_tidemark.lake.target import Health, Retention
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Maintenance:
         self._deletes.pop(name, None)
         self._failed.discard(name)
 
-    def run(self, kept: KeptCuts) -> Health | None:
+    def run(self, kept: Retention) -> Health | None:
         """Begin the next piece of work if none is running; returns the result of one that ended."""
         if self._running is not None:
             if not self._running.outcome.done():
@@ -114,8 +114,8 @@ class Maintenance:
         """The health of the table; None if the work failed, which is then due as before."""
         try:
             health = done.outcome.result()
-        except (SourceError, PySparkException, Py4JError, OSError) as err:
-            # Maintenance only spares readers: the cuts need not stop for it.
+        except (SourceError, PySparkException, Py4JError, pa.ArrowException, OSError) as err:
+            # Maintenance only makes reads cheaper: cuts go on without it.
             _log.warning("maintenance failed and will be tried again: %s", err)
         else:
             self._failed.discard(done.table)
@@ -128,7 +128,7 @@ class Maintenance:
             self._deletes[done.table] += done.deletes
         return None
 
-    def _work(self, name: str, kept: KeptCuts, *, has_deletes: bool) -> Health:
+    def _work(self, name: str, kept: Retention, *, has_deletes: bool) -> Health:
         began = time.monotonic()
         # The table may have been dropped since the work was asked for.
         table = self._catalog.load(name)
@@ -151,7 +151,7 @@ class Maintenance:
     def _has_vectors(self, table: Any) -> bool:
         return self._vectors and self._catalog.knows_vectors(table)
 
-    def expire(self, name: str, kept: KeptCuts) -> None:
+    def expire(self, name: str, kept: Retention) -> None:
         """Forget the snapshots that no kept cut shows, with the files that only they need."""
         # A cut is in the manifest only when all of its tables are written: until then no kept cut
         # names the newest one's snapshots.

@@ -65,9 +65,9 @@ from pyspark_tidemark.lake.sorting import SortRules
 from pyspark_tidemark.lake.target import (
     Applied,
     Health,
-    KeptCuts,
     LakeConnector,
     Repair,
+    Retention,
     StoredTable,
     Target,
     removed,
@@ -352,7 +352,7 @@ class IcebergTarget:
                 "here; start a new changefeed and target",
             )
 
-    def maintain(self, kept: KeptCuts) -> Health | None:
+    def maintain(self, kept: Retention) -> Health | None:
         """Rewrite tables that have many deletes, expire snapshots that no kept cut shows;
         beside the cuts.
         """

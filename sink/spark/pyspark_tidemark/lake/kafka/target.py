@@ -18,7 +18,7 @@ from pyspark_tidemark.lake.kafka.manifest import KafkaManifest
 from pyspark_tidemark.lake.kafka.messages import Messages, Statement, longest
 from pyspark_tidemark.lake.kafka.topic import now_ms
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
-from pyspark_tidemark.lake.target import Applied, Health, KeptCuts
+from pyspark_tidemark.lake.target import Applied, Health, Retention
 
 _CALL_ROWS: Final = 4096
 """Rows that become messages, and pass to the JVM, at a time."""
@@ -105,7 +105,7 @@ class KafkaTarget:
     def rename(self, old: TableMeta, new: TableMeta) -> None:
         """Do nothing: the statement is a message."""
 
-    def maintain(self, kept: KeptCuts) -> Health | None:
+    def maintain(self, kept: Retention) -> Health | None:
         """Do nothing: the brokers look after themselves."""
 
     def close(self) -> None:

@@ -61,8 +61,8 @@ from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.target import (
     Applied,
     Health,
-    KeptCuts,
     LakeConnector,
+    Retention,
     StoredTable,
     Target,
     check_replaceable,
@@ -153,7 +153,7 @@ class Changelog(ABC):
     def change_rows(self, table: TableMeta, steps: Sequence[ShardRows]) -> None:
         """Do nothing: a changelog keeps the rows of before."""
 
-    def maintain(self, kept: KeptCuts) -> Health | None:
+    def maintain(self, kept: Retention) -> Health | None:
         """Do nothing: a changelog is kept as it is."""
 
     def close(self) -> None:
