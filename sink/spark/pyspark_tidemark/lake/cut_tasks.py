@@ -1,12 +1,12 @@
 """One Spark job for a whole cut: its tasks read the slices of many tables from the captures and
-write their files; the driver gets what is to be committed, and no row.
+write their files; the driver gets the files' names to commit, and no rows.
 
 A target gives a `TaskWriter` for the changes of a table. Small tables share a task, as a task costs
-more than a small file; the slices of a large one go to several tasks, where its writer allows that.
+more than a small file; the slices of a large one go to several tasks, if its writer allows that.
 
-Invariant: a file that a task has written belongs to no table before the driver commits it, and has
-a name that no other one has. So a task may be tried again, and one that Spark has given up may go
-on: what they have written beside the committed files is read by nobody.
+Invariant: a file that a task has written belongs to no table before the driver commits it, and its
+name is unique. So Spark may run a task again, or in several places at once: files that are not
+committed are never read.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ from pyspark_tidemark.lake.checksum import hexadecimal
 from pyspark_tidemark.lake.failure import in_table
 
 SHARE_BYTES = 32 << 20
-"""About so much of a large table is one task's, and one file."""
+"""About how many bytes of a large table one task writes, into one file."""
 _TABLE_COST_BYTES = 256 << 10
-"""What a table costs a task besides its rows, in bytes that are written in the same time."""
+"""The fixed cost of a table in a task, as the bytes that are written in the same time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What one task has written of a table."""
+    """The outcome of one task for a table."""
 
     rows: int
     checksum: int
@@ -84,7 +84,7 @@ def write_by_tasks(
     parts: dict[str, list[Part]] = defaultdict(list)
     for table, part in context.parallelize(groups, len(groups)).flatMap(_written).collect():
         parts[table].append(part)
-    return {table: _together(of) for table, of in parts.items()}
+    return {table: _joined(of_table) for table, of_table in parts.items()}
 
 
 def divided(changes: Changes, writer: TaskWriter) -> Iterator[Share]:
@@ -112,7 +112,7 @@ def packed(shares: Sequence[Share], slots: int) -> list[list[Share]]:
     count = min(len(shares), max(1, slots, -(-total // SHARE_BYTES)))
     groups: list[list[Share]] = [[] for _ in range(count)]
     least = [(0, number) for number in range(count)]
-    # The largest first, each to the group that has the least yet.
+    # The largest first, each to the group with the least cost so far.
     for share in sorted(shares, key=lambda each: each.cost, reverse=True):
         cost, number = heapq.heappop(least)
         groups[number].append(share)
@@ -158,7 +158,7 @@ def _written(group: Iterable[Share]) -> Iterator[tuple[str, Part]]:
             raise in_table(err, share.table) from None
 
 
-def _together(parts: Sequence[Part]) -> ByTasks:
+def _joined(parts: Sequence[Part]) -> ByTasks:
     total = sum(part.checksum for part in parts)
     counted = Counted(sum(part.rows for part in parts), hexadecimal(total))
     return ByTasks(counted, tuple(part.made for part in parts))

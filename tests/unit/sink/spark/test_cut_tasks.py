@@ -80,10 +80,10 @@ def test_an_error_of_a_task_names_its_table():
 
 
 def test_parts_of_a_table_add_up():
-    together = cut_tasks._together([Part(2, 1 << 63, "a"), Part(3, (1 << 63) + 5, "b")])
-    assert together.counted.rows == 5
-    assert together.counted.checksum == "0000000000000005"
-    assert together.parts == ("a", "b")
+    joined = cut_tasks._joined([Part(2, 1 << 63, "a"), Part(3, (1 << 63) + 5, "b")])
+    assert joined.counted.rows == 5
+    assert joined.counted.checksum == "0000000000000005"
+    assert joined.parts == ("a", "b")
 
 
 def test_a_directory_that_is_not_there_for_both_is_told_by_name(tmp_path):

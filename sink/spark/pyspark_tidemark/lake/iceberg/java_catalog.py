@@ -1,23 +1,21 @@
-"""Iceberg's own catalogs, in the driver's JVM: that of a directory, or one that Spark's settings
-describe; commits that go exactly on top of what was read, of one table or of several at once; what
-makes them durable; and what catalogs throw.
+"""Iceberg's catalogs in the driver's JVM: how they are opened, how a transaction is committed, what
+makes a commit durable, and what their exceptions mean.
 
-`catalog://NAME/NAMESPACE…` is what Spark calls NAME: `spark.sql.catalog.NAME.type`, `.uri`,
-`.warehouse` and so on are Iceberg's properties of it. They come from Spark's own files
-(SPARK_CONF_DIR) or `--conf`, so no sink URI holds them; secrets come from the files only.
+The catalog is that of a directory, or one that Spark's settings describe.
+`catalog://NAME/NAMESPACE…` is the catalog that Spark calls NAME: `spark.sql.catalog.NAME.type`,
+`.uri`, `.warehouse` and so on are Iceberg's properties of it. They come from Spark's own files
+(SPARK_CONF_DIR) or `--conf`, so no sink URI has them; secrets come from the files only.
 
-Where a REST catalog offers it (`transactions/commit`), all tables of a cut and its line in the
-manifest are one commit (`MultiTableCommit`): every engine that uses the catalog then sees whole
-cuts only.
+Where a REST catalog offers it (`transactions/commit`), all tables of a cut and the manifest's row
+are one commit (`MultiTableCommit`): every engine that uses the catalog then sees whole cuts only.
 
-Iceberg hands its files to the system, which writes them within half a minute. A cut's row in the
-manifest is on disk at once, and what it says is acknowledged, so after a power cut the tables of a
-directory would be older than the manifest. Data files are synced where they are written (`files`);
-`settle` does it for Iceberg's own: the table's metadata, its list of manifests, and the manifests
-of the newest commit.
+In a directory, Iceberg does not sync its files. The cut's row in the manifest is synced, and what
+it shows is acknowledged, so after a power cut the tables would be older than the manifest. Data
+files are synced where they are written (`files`), and `settle` syncs Iceberg's own: the table's
+metadata, its list of manifests, and the manifests of the newest commit.
 
-Invariant: a commit replaces exactly the metadata that its transaction began with. Nothing is tried
-twice (docs/design/0032-iceberg-catalogs.md).
+Invariant: a commit replaces exactly the metadata that its transaction began with. Nothing is
+retried (docs/design/0032-iceberg-catalogs.md).
 """
 
 import functools
@@ -239,8 +237,8 @@ def _is_there(operations: Any, snapshot_id: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A table's transaction, and what is to be done when it is visible."""
+class PendingTable:
+    """A table's uncommitted transaction; `done` is called once it is committed."""
 
     identifier: Any
     transaction: Any
@@ -248,32 +246,30 @@ class Waiting:
 
 
 class MultiTableCommit:
-    """What waits for the commit of a cut; any number of threads may add to it.
+    """The commit of all tables of a cut, with the manifest; thread-safe.
 
-    The tables' transactions wait here, their files written, until the manifest commits. Then either
-    everything is visible or nothing: the request names, for each table, the snapshot that its
-    transaction began with.
+    The tables' transactions are added here, their files written, until the manifest's commit sends
+    all of them in one request. It is atomic: the request has, for each table, the metadata that its
+    transaction began with, and the catalog refuses all if one of them has changed.
     """
 
     def __init__(self, classes: Any, java_catalog: Any) -> None:
         self.is_offered = str(java_catalog.getClass().getSimpleName()) == _MULTI_TABLE_CATALOG
-        """Whether the catalog commits several tables at once, as far as is known yet: `first` finds
-        out.
-        """
+        """Whether the catalog can commit several tables at once; certain after `first`."""
         self._classes = classes
         self._java = java_catalog
         self._lock = threading.Lock()
-        self._waiting: list[Waiting] = []
+        self._waiting: list[PendingTable] = []
 
-    def add(self, table: Waiting) -> int:
-        """Let a table wait for `commit`; returns the id of its snapshot."""
+    def add(self, table: PendingTable) -> int:
+        """Add a table to the next `commit`; returns the id of its snapshot."""
         with self._lock:
             self._waiting.append(table)
         return int(table.transaction.currentMetadata().currentSnapshot().snapshotId())
 
     def first(self, identifier: Any, transaction: Any, what: str) -> int:
-        """Commit one transaction in this way, or, if the catalog refuses that, as ever; returns the
-        id of its snapshot.
+        """Commit one transaction as a multi-table commit, to find out whether the catalog can, else
+        by itself. Returns the id of its snapshot.
 
         Raises:
             SourceError: those of `java_catalog.commit_exactly`.
@@ -289,7 +285,7 @@ class MultiTableCommit:
         return commit_exactly(transaction, what)
 
     def commit(self, identifier: Any, transaction: Any, what: str) -> int:
-        """Make a transaction and all that waits visible at once; returns the id of its snapshot.
+        """Commit a transaction and all that were added at once; returns the id of its snapshot.
 
         Raises:
             SourceError: those of `java_catalog.commit_exactly`.
@@ -315,7 +311,7 @@ class MultiTableCommit:
                     identifier, transaction.startMetadata(), transaction.currentMetadata()
                 )
             )
-        # All or nothing: whether the first one is there says it of all.
+        # All or nothing: if the first snapshot is there, all are.
         return commit_exactly(transactions[0], what, lambda: self._java.commitTransaction(commits))
 
 

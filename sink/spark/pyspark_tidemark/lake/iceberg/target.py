@@ -38,7 +38,11 @@ from pyspark_tidemark.lake.iceberg.files import (
     Written,
     write,
 )
-from pyspark_tidemark.lake.iceberg.java_catalog import MultiTableCommit, Waiting, commit_exactly
+from pyspark_tidemark.lake.iceberg.java_catalog import (
+    MultiTableCommit,
+    PendingTable,
+    commit_exactly,
+)
 from pyspark_tidemark.lake.iceberg.java_files import CutFiles
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
@@ -116,7 +120,7 @@ class IcebergTarget:
         self._cuts: dict[str, int] = {}
         """The cut that each table had when it was last looked at."""
         self.multi_table_commit: MultiTableCommit | None = None
-        """Where cuts of tables wait for the manifest's commit; None: each commits by itself."""
+        """Collects the tables' transactions for the manifest's commit; None: each commits alone."""
         self._committing = threading.Lock()
         self._waiting = threading.Lock()
         self._is_waiting = False
@@ -440,14 +444,14 @@ class IcebergTarget:
     def _send(self, name: str) -> Send:
         if self.multi_table_commit is None:
             return commit_exactly
-        multi_table_commit, identifier = self.multi_table_commit, self._catalog.identifier(name)
-        return lambda transaction, _: multi_table_commit.add(
-            Waiting(identifier, transaction, self._end_cut)
+        commit, identifier = self.multi_table_commit, self._catalog.identifier(name)
+        return lambda transaction, _: commit.add(
+            PendingTable(identifier, transaction, self._end_cut)
         )
 
     @contextmanager
     def _cut_commits(self) -> Iterator[None]:
-        """Commit for the block, while nobody else does: where cuts wait, until the cut's commit."""
+        """The lock of commits: for the block, or, with a multi-table commit, until that is done."""
         if self.multi_table_commit is None:
             with self._committing:
                 yield
