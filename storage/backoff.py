@@ -1,8 +1,8 @@
 """The pauses between attempts: doubled up to a cap, with jitter, and never past a deadline.
 
-A loop without end holds a `Backoff`, one operation with a deadline a `Backoffer`. Two keep a count
-of their own and so their own doubling: TiKV's puller, whose calm is measured in time, and the
-audit's plan, which waits by table.
+An endless loop has a `Backoff`, one operation with a deadline a `Backoffer`. Two places double
+pauses by themselves: TiKV's puller, which resets after a time without failures, and the audit's
+plan, which waits by table.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ class Backoff:
         self._cap_s = cap_s
 
     def next_s(self) -> float:
-        """The pause to take now: at least half of the full one,
-        since those who failed together should come apart.
+        """The pause before the next attempt, with jitter, so that many that failed at once do not
+        try again at once.
         """
         full_s = min(self._cap_s, self._base_s * 2.0 ** min(self.failures, 32))
         self.failures += 1

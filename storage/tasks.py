@@ -1,4 +1,6 @@
-"""Several coroutines at once, owned by one TaskGroup: all end before the caller goes on."""
+"""Structured concurrency over `asyncio.TaskGroup`: coroutines that run at once and end before the
+caller goes on.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
@@ -9,9 +11,9 @@ T = TypeVar("T")
 
 
 async def gather(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all; returns their results in order.
+    """Run all at once, as `asyncio.gather` does; returns their results in order.
 
-    The first failure cancels the others and is raised without its group.
+    The first failure cancels the others, and is raised itself, not in an ExceptionGroup.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -25,18 +27,19 @@ async def gather(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, or so long."""
+    """Wait until the event is set, at most for `seconds`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
 
 
 async def run_in_task(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run it as a task of its own, for loops that go on after its errors; raises what it raises.
+    """Run a coroutine in a task of its own and raise what it raises; for loops that handle its
+    errors and go on.
 
-    A TaskGroup that is cancelled while a child fails raises the child's error instead of the
-    cancellation: a loop that handles the error, and goes on, would never end. Here the caller is
-    the one that is cancelled, whatever the coroutine raises then.
+    If the caller is cancelled, CancelledError is raised, whatever the coroutine raises meanwhile. A
+    TaskGroup that is cancelled while a child fails raises the child's error instead: a loop that
+    handles that error would swallow the cancellation and never end.
     """
     task = asyncio.get_running_loop().create_task(coroutine)
     try:
@@ -45,15 +48,15 @@ async def run_in_task(coroutine: Coroutine[Any, Any, T]) -> T:
         task.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # it is known, and nobody asks any more
+            task.exception()  # retrieved, so that asyncio does not log it
         raise
     return task.result()
 
 
 @asynccontextmanager
 async def background_tasks(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run all for the block, and cancel them at its end; the failure of one ends the block,
-    and comes in a group.
+    """Run all in the background of the block, and cancel them at its end. The failure of one
+    cancels the block, and is raised in an ExceptionGroup.
     """
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(part) for part in parts]

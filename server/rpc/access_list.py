@@ -337,7 +337,11 @@ def _added(
         first = by_digest.setdefault(entry["token-sha256"], client)
     else:
         first = by_name.setdefault(entry["common-name"].encode(), client)
-    return [] if first is client else [f"{first.name!r} and {client.name!r} are told by the same"]
+    return (
+        []
+        if first is client
+        else [f"{first.name!r} and {client.name!r} have the same token or common name"]
+    )
 
 
 def _client(entry: Mapping[str, Any]) -> Client:

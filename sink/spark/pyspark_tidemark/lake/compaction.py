@@ -1,11 +1,9 @@
-"""Which files of a Delta or Iceberg table are worth being joined, and which of them the driver may
-join now.
+"""Which files of a Delta or Iceberg table should be joined into one, and which of them the driver
+may join now. Pure.
 
-Pure.
-
-A file is joined with smaller ones only if it is not much larger than all of them together, so that
-a row is rewritten as often as its file can grow by half, and not each time; but a file with many
-masked rows at once, as readers pay for these.
+A file is joined with smaller ones only if it has at most twice their bytes. So each time a row is
+rewritten its file grows by half at least, and a row is rewritten a logarithmic number of times. A
+file with many masked rows is rewritten at once, since readers pay for these.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,20 +36,20 @@ class DataFile(Protocol):
 File = TypeVar("File", bound=DataFile)
 
 SMALL_FILE_BYTES = 16 << 20
-"""What the metrics call small."""
+"""Files below this size count as small in the metrics."""
 FULL_FILE_BYTES = 64 << 20
-"""What needs no company."""
+"""Files of this size or more are not joined, unless they have many masked rows."""
 MOST_BYTES = 64 << 20
-"""About so much the driver rewrites while the cuts wait, as much as of a cut: less than one such
-file more.
-"""
+"""About how much the driver rewrites at a time, while cuts wait: at most one such file more."""
 _MASKED_SHARE = 0.2
+"""A file with a larger share of masked rows is rewritten."""
 _GROWTH = 2.0
+"""A file is joined if it has at most so many times the bytes of all smaller ones."""
 
 
 def chosen(files: Iterable[File]) -> list[list[File]]:
-    """Files that are to become one, in none, one or two groups."""
-    # Those with nothing but ended versions (scd2) stay among themselves: no cut looks into them.
+    """The files to be joined, in none, one or two groups, each of which becomes one file."""
+    # Files with ended versions only (scd2) are not joined with others: no cut searches them.
     listed = list(files)
     parts = [[file for file in listed if file.ended is ended] for ended in (False, True)]
     return [group for part in parts if (group := _chosen(part))]

@@ -1,22 +1,24 @@
-"""The right to write a lake in files, which one driver has at a time: `Lock` on a disk of this
-machine or a mounted one, `Claims` where several drivers can reach the lake.
+"""The right to write a lake in files, which one driver has at a time: `Lock` on a local or mounted
+disk, `Claims` where several drivers can reach the lake.
 
-A lock is one of the operating system, of the manifest's directory; the file `.begun` says which cut
-its holder has begun. Claims need no clock and no
-lease: they are numbered files, `.claims/<number>`, each created exclusively and never changed. A
-driver makes one when it starts, and one for every cut before it writes a table, which says where
-the cut ends. The cut is then published under a name that ends with the claim's number. So whatever
-a driver does next, it has to create one of two files: the next claim, or the name of the cut that
-it has claimed. A new driver creates both (the name with an empty file), and is then the only one
-that can claim or publish anything; its predecessor, dead, slow or asleep, fails when it tries.
+`Lock` is a flock of the manifest's directory; the file `.begun` has the cut that was announced.
+
+`Claims` need no clock and no lease. They are numbered files, `.claims/<number>`, each created
+exclusively and never changed. A driver creates one when it takes the lake over, and one for every
+cut before it writes a table, with the cut's end. It publishes the cut under a name that ends with
+the claim's number. So a driver's next step is always to create one of two files: the next claim, or
+the file of the cut that it has claimed. A driver that takes over creates both of them (the cut's
+with no content). From then on only it can claim or publish: the former driver, however slow, finds
+its next file existing, and fails.
 
 Invariants:
-1. Claims follow each other without a gap: only the newest one's maker can make the next, or
-   somebody who takes over.
-2. A cut that was begun and not published is begun again with the same end: what a predecessor has
-   written of it, or still writes, is what its successor writes, and the tables' own fences let only
-   one of them in. With an earlier end, a table that holds the cut would be ahead of the others.
-3. A claim that took over is never removed: it stands where a predecessor would go on.
+1. Claims have no gap: the next one is created by the driver of the newest one, or by a driver that
+   takes over.
+2. A cut that was announced and not published is announced again with the same end. So both drivers
+   write the same changes to a table, and the table's fence accepts one of them. With an earlier
+   end, a table that has the cut already would be ahead of the others.
+3. A claim that took over is never removed: it blocks the number with which the former driver would
+   go on.
 Design, and what this does not fence: docs/design/0028-remote-lakes.md.
 """
 
@@ -57,7 +59,7 @@ class WriteRight(Protocol):
 
 
 class Lock:
-    """The lock of a directory, for as long as its block runs."""
+    """The flock of a manifest's directory, held within `Lock.held`."""
 
     def __init__(self, files: LocalFiles) -> None:
         self._files = files
@@ -80,7 +82,7 @@ class Lock:
             ) from None
         try:
             _lock(descriptor, directory)
-            # Who goes by claims takes no lock: both at once would write one lake.
+            # A driver with claims takes no lock, so both could write the lake at the same time.
             if (directory / CLAIMS).exists():
                 raise SourceError(
                     "ErrTargetUnusable",
@@ -147,13 +149,13 @@ def _lock(descriptor: int, directory: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """One claim: its maker's right to write, and the newest cut that was claimed."""
+    """One claim: its driver's right to write, and the newest cut that was claimed."""
 
     number: int
     driver: str
     host: str
     taken: int
-    """The claim with which its maker took over."""
+    """The number of the claim with which its driver took over."""
     start_ts: int | None = None
     end_ts: int | None = None
     cut: int | None = None
@@ -216,21 +218,21 @@ class Claims:
             number = 1 if last is None else last.number + 1
             begun = (None, None, None) if last is None else (last.start_ts, last.end_ts, last.cut)
             mine = Claim(number, self._driver, self._host, number, *begun)
-            if self._made(mine):
+            if self._create(mine):
                 break
-        # A driver that was slow since it read may have made a claim again that had been made and
-        # removed before: the newer one goes on.
+        # If this driver was slow after it read the claims, the number that it has created may have
+        # been created and removed by others before: then a newer driver has the lake.
         if int(self._claims.names()[-1]) > number:
             raise self.taken_over()
-        # The other file that a predecessor could create next. From here on it can do nothing.
+        # The other file that the former driver could create next; from here on it can do nothing.
         if mine.published_as is not None:
             self._cuts.create(mine.published_as, "")
         if last is not None:
             self._claims.remove([_name(old) for old in numbers if last.taken < old <= last.number])
 
     def inherit(self, newest_ts: int | None) -> None:
-        """Find out, by where the lake ends once it is taken, whether the newest claimed cut was
-        published.
+        """Note whether the newest claimed cut was published, by the end of the newest published
+        cut, which was read after `take`.
         """
         mine = self._current()
         self._unpublished = mine.end_ts is not None and (
@@ -241,8 +243,8 @@ class Claims:
         """Claim the cut that starts at `start_ts`; returns where it has to end: there,
         or where it was claimed before.
 
-        A cut that is `moved` ends at `end_ts`, wherever that was: the tables' own fences keep out
-        who still writes it.
+        A `moved` cut ends at `end_ts`, wherever it was claimed to end: the tables' fences refuse a
+        driver that still writes the former one.
 
         Raises:
             SourceError: ErrTargetBusy, somebody has taken the lake over; ErrCutGap.
@@ -262,7 +264,7 @@ class Claims:
         claim = dataclasses.replace(
             last, number=number, start_ts=start_ts, end_ts=end_ts, cut=number
         )
-        if not self._made(claim):
+        if not self._create(claim):
             raise self.taken_over()
         self._unpublished = True
         return end_ts
@@ -298,8 +300,8 @@ class Claims:
         self.publish(end_ts, text)
 
     def tidy(self) -> None:
-        """Remove the claims that only this driver made and nobody needs:
-        those between its first and its last.
+        """Remove the claims of this driver that are not needed: those between its first and its
+        last.
         """
         mine = self._current()
         old = [int(name) for name in self._claims.names()]
@@ -313,7 +315,8 @@ class Claims:
             "on: see that only one is started",
         )
 
-    def _made(self, claim: Claim) -> bool:
+    def _create(self, claim: Claim) -> bool:
+        """Create a claim's file; False if another driver has created that number."""
         if not created(self._claims, _name(claim.number), claim.to_json()):
             return False
         self._mine = claim

@@ -1,8 +1,8 @@
-"""What the changes of a cut come to: each key's last change (mode `upsert`), or the versions of
+"""The net effect of a cut's changes: each key's last change (mode `upsert`), or the versions of
 rows that begin and end (mode `scd2`).
 
-Each is there twice: for changes that the driver holds (pyarrow.Table), and for those that only
-executors read (`…_frame`).
+Each function exists twice: for changes in the driver's memory (pyarrow.Table), and for those that
+only executors read (`…_frame`).
 
 Invariant: a key changes at most once in a transaction, so (_commit_ts, _seq) orders the changes of
 a key.

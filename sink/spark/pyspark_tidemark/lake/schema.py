@@ -1,12 +1,12 @@
-"""The schemas of a target's tables: what each mode makes of an upstream's columns, and the change
-that leads from one schema to another (columns to rename, add, drop and widen). Pure.
+"""The schemas of a target's tables: the columns that each mode adds to an upstream's, and the
+difference between two schemas as columns to rename, drop, widen and add. Pure.
 
-Columns are compared by identity, not by name: the capture gives each column a `tidemark.column_id`
-that survives a rename and is never used again, and a target keeps it with its own columns
-(docs/format/flight.md). So a swap of two names, or a column that is dropped and added again, is
-seen as what it is. No SQL text is read here.
+Columns are compared by id, not by name: the capture gives each column a `tidemark.column_id` that
+survives a rename and is never used again, and a target stores it with its own columns
+(docs/format/flight.md). So two columns that swap names, or a column that is dropped and added
+again, are recognised. No SQL text is read here.
 
-A change is repeatable: steps that are done already are not in the difference any more.
+A change can be repeated: steps that are done are not in the difference any more.
 """
 
 import dataclasses
@@ -79,8 +79,8 @@ def check_key(table: TableMeta, mode: str) -> None:
 
 
 def check_held(table: TableMeta, mode: str, target: str) -> None:
-    """Check that a target of the format `target` can hold the table under its names,
-    beside the columns that the mode adds.
+    """Check that a target of the format `target` takes the names of the table and its columns, and
+    that none of them is the name of a column that the mode adds.
 
     Raises:
         SourceError: ErrNameUnsupported, with the option of `changefeed create` that gives other
@@ -100,7 +100,7 @@ def check_held(table: TableMeta, mode: str, target: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What the target does about schema changes and dropped tables."""
+    """How the target handles schema changes and dropped tables."""
 
     mode: str
     evolution: str = EVOLVE
@@ -109,7 +109,7 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True)
 class SchemaChange:
-    """The steps from one schema to another, in the order in which they are made."""
+    """The steps from one schema to another, in the order in which they are applied."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     dropped: tuple[str, ...] = ()
@@ -121,9 +121,7 @@ class SchemaChange:
     incompatible: tuple[tuple[Any, Any], ...] = ()
     """(old, new) fields that no widening leads from one to the other."""
     ids: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The identities of the columns after the change, which the target records;
-    empty where none are known.
-    """
+    """The ids of the columns after the change, which the target stores; empty if not known."""
 
     @property
     def old_names(self) -> dict[str, str]:
@@ -143,8 +141,8 @@ class SchemaChange:
 
     @property
     def replacing(self) -> "SchemaChange":
-        """The same for a table that is another one now: columns of another type are dropped,
-        and added as they are, whatever they were called.
+        """The same for a table without rows: columns of an incompatible type are dropped, and added
+        with the new type.
         """
         olds, news = zip(*self.incompatible, strict=True) if self.incompatible else ((), ())
         new_names = {field.name for field in news}
@@ -157,7 +155,7 @@ class SchemaChange:
         )
 
     def require_possible(self, table: str) -> None:
-        """Check that the target can follow.
+        """Check that the change has no incompatible types.
 
         Raises:
             SourceError: ErrSchemaIncompatible.

@@ -1,16 +1,15 @@
-"""Shards: tables of the source that are one table in the target, told apart by a column of ours
-with the source's `schema.table`. Pure.
+"""Shards: several tables of the source that are merged into one table of the target. Pure.
 
-To the captures each shard is a table of its own; here they are merged. The merged table's key is
-the shard column and the key of the source, and its columns are those of all its shards: each with
-the widest of its types, null where a shard has no such column.
+To the captures each shard is a table of its own; here they are merged. A column of ours, the shard
+column, has each row's `schema.table`. The merged table's key is the shard column and the key of the
+source; its columns are those of all shards, each with the widest of its types, null where a shard
+does not have it.
 
-1. At each cut a merged table has exactly the rows of the shards that the changefeed has there.
-   Those of a shard that was dropped, truncated or left out go at that schema change, whatever
-   `--on-drop` says, which is for the whole table. In mode `soft-delete` they stay, marked.
-2. Columns are compared by name, as shards have no identities in common. So what a schema change
-   means for the rows of its shard is told besides (`ShardRows`), and each of these steps can be
-   made again.
+1. At each cut a merged table has exactly the rows of the shards that the changefeed has then. Rows
+   of a shard that is dropped, truncated or filtered out are removed at that schema change, whatever
+   `--on-drop` says, which is about the whole table. In mode `soft-delete` they are marked.
+2. Columns are compared by name, since column ids differ between shards. What a DDL of one shard
+   does to the rows of that shard is described by `ShardRows`; each of these steps can be repeated.
 """
 
 import dataclasses
@@ -29,28 +28,28 @@ Tables = Mapping[str, TableMeta]
 
 @dataclasses.dataclass(frozen=True)
 class ShardRows:
-    """What becomes of the rows that a merged table has of one shard."""
+    """A change of the rows that a merged table has of one shard; false if it changes nothing."""
 
     column: str
     """The shard column."""
     shard: str
-    """What it holds in these rows."""
+    """Its value in these rows."""
     ts: int
-    """Of the schema change."""
+    """The commit_ts of the schema change."""
     is_gone: bool = False
-    """The rows go; in mode `soft-delete` they are marked."""
+    """The rows are removed; in mode `soft-delete` they are marked."""
     new_name: str = ""
-    """What it holds from now on; empty: the same."""
+    """The new value of the shard column; empty: it stays."""
     filled: tuple[tuple[Any, Any], ...] = ()
-    """Columns (pyarrow fields) and what they hold from now on (pyarrow.Scalar; None: null)."""
+    """Columns (pyarrow fields) and their new values (pyarrow.Scalar; None: null)."""
 
     def __bool__(self) -> bool:
         return bool(self.is_gone or self.new_name or self.filled)
 
 
 def merged(described: ChangefeedMeta) -> ChangefeedMeta:
-    """The same changefeed with merged tables in the place of their shards; one that was merged, or
-    has no shards, as it is.
+    """The changefeed with merged tables in the place of their shards; unchanged if it has no
+    shards, or is merged already.
     """
     if not any(table.shard for table in described.tables.values()):
         return described
@@ -110,8 +109,8 @@ def with_shard(rows: Any, table: TableMeta, shard: str) -> Any:
 
 
 def merged_ddl(ddl: Ddl, before: Tables, now: Tables) -> Ddl:
-    """A schema change as it is one of merged tables; `before` and `now` are these, below and above
-    it.
+    """A schema change with the names of merged tables in the place of their shards; `before` and
+    `now` are the merged tables below and above it.
 
     Raises:
         SourceError: ErrRenameUnsupported, a table becomes a shard of another one.
@@ -146,8 +145,8 @@ def merged_ddl(ddl: Ddl, before: Tables, now: Tables) -> Ddl:
 
 
 def shard_rows(ddl: Ddl, before: Tables, now: Tables) -> dict[str, list[ShardRows]]:
-    """What a schema change does to the rows of merged tables that go on, by the tables' names;
-    `ddl` as the captures tell it.
+    """The changes of rows that a schema change makes in merged tables which exist before and after
+    it, by table; `ddl` names shards, as it comes from the captures.
     """
     steps = {
         name: _shard_rows(ddl, before[name], table)
@@ -158,8 +157,8 @@ def shard_rows(ddl: Ddl, before: Tables, now: Tables) -> dict[str, list[ShardRow
 
 
 def never_narrower(table: TableMeta, actual: Any) -> TableMeta:
-    """A merged table whose columns keep the types that the target has (pyarrow.Schema), where the
-    only shards with wider ones are gone; any other as it is.
+    """A merged table whose columns are at least as wide as those of the target (pyarrow.Schema),
+    also where the shards with the wider types are gone; any other table unchanged.
     """
     if not table.shards:
         return table
@@ -173,7 +172,7 @@ def never_narrower(table: TableMeta, actual: Any) -> TableMeta:
 
 
 def vanished(table: TableMeta, shards: Iterable[str], ts: int) -> list[ShardRows]:
-    """The end of those `shards` in a merged table that the changefeed does not have at `ts`."""
+    """The removal of those `shards` of a merged table that the changefeed does not have at `ts`."""
     gone = {*shards} - {shard.name for shard in table.shards}
     return [ShardRows(table.key[0], name, ts, is_gone=True) for name in sorted(gone)]
 
@@ -198,7 +197,7 @@ def _shard_rows(ddl: Ddl, before: TableMeta, now: TableMeta) -> list[ShardRows]:
         new_name = new_names.get(name, name)
         after = new.get(new_name)
         if after is None or _is_emptied(ddl, shard, after):
-            # Under both of its names: it may have been renamed by an earlier life.
+            # Under both of its names: an earlier try of the barrier may have renamed it.
             names = dict.fromkeys((name, new_name))
             steps += [ShardRows(now.key[0], each, ddl.ts, is_gone=True) for each in names]
             continue

@@ -1,8 +1,8 @@
 """Mode `soft-delete`: a row that is deleted stays, and its column `is_deleted` says so.
 
-To a target that is `upsert` with one more column: a delete comes as an update to the row as it was
-before, marked. So tables are described with that column (`MarkedTables`), and changes are marked as
-they are read.
+For a target it is `upsert` with one more column: a delete is an update to the row as it was before,
+with `is_deleted` set. `MarkedTables` describes tables with that column, and `marked` changes
+deletes as they are read.
 """
 
 import dataclasses

@@ -159,7 +159,7 @@ def test_without_a_file_everybody_may_do_everything():
         ),
         (
             f"{ONE.format('a', 'x')}\n{ONE.format('b', 'x')}",
-            "'a' and 'b' are told by the same",
+            "'a' and 'b' have the same token or common name",
         ),
     ],
 )
