@@ -4,9 +4,9 @@ of an address where no channel gets ready.
 Every coordinator serves the metadata, by etcd's API, at its own address. A token is read from its
 file for each call that brings it, and kept nowhere: a new one is in use with the next call.
 
-gRPC itself only says that a channel does not get ready, whatever the reason: nobody listens, a web
-server answers, TLS on one side only, a certificate that does not fit, or a peer that accepts
-connections and stays silent. `diagnose` finds out by one plain connection, for the log.
+gRPC only says that a channel does not get ready, whatever the reason: nobody listens, a web server
+answers, only one side uses TLS, a certificate does not fit, or the peer accepts connections and
+stays silent. `diagnose` finds the reason with one plain connection, for the log.
 """
 
 import asyncio
@@ -59,13 +59,13 @@ def connect(
     """
     target = address.rpartition("//")[2]
     files = channel_credentials(security or SecurityConfig())
-    bringing = token_interceptors(token_file) if token_file else None
+    interceptors = token_interceptors(token_file) if token_file else None
     if files is None:
-        return grpc.aio.insecure_channel(target, options=_OPTIONS, interceptors=bringing)
+        return grpc.aio.insecure_channel(target, options=_OPTIONS, interceptors=interceptors)
     return RenewedChannel(
         files,
         lambda credentials: grpc.aio.secure_channel(
-            target, credentials, options=_OPTIONS, interceptors=bringing
+            target, credentials, options=_OPTIONS, interceptors=interceptors
         ),
     )
 
@@ -99,7 +99,7 @@ class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-ar
     async def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        return await continuation(_of_loop(client_call_details, self._path), request)
+        return await continuation(_with_token(client_call_details, self._path), request)
 
 
 class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -109,7 +109,7 @@ class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-
     async def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        return await continuation(_of_loop(client_call_details, self._path), request)
+        return await continuation(_with_token(client_call_details, self._path), request)
 
 
 class _Sync(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
@@ -133,14 +133,15 @@ class _Details(grpc.ClientCallDetails):
         self.credentials = details.credentials
         self.wait_for_ready = details.wait_for_ready
         self.compression = getattr(details, "compression", None)
-        self.metadata = _brought(details.metadata, path)
+        self.metadata = _metadata_with_token(details.metadata, path)
 
 
-def _of_loop(details: Any, path: str) -> Any:
-    return details._replace(metadata=grpc.aio.Metadata(*_brought(details.metadata, path)))
+def _with_token(details: Any, path: str) -> Any:
+    metadata = _metadata_with_token(details.metadata, path)
+    return details._replace(metadata=grpc.aio.Metadata(*metadata))
 
 
-def _brought(metadata: Any, path: str) -> tuple[tuple[str, Any], ...]:
+def _metadata_with_token(metadata: Any, path: str) -> tuple[tuple[str, Any], ...]:
     return (*(metadata or ()), (_AUTHORIZATION, f"Bearer {read_token(path)}"))
 
 

@@ -228,7 +228,8 @@ def server_tls(security: SecurityConfig) -> ssl.SSLContext:
         if security.ca_path:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(security.ca_path)
-    except ssl.SSLError as err:
+    # Of any kind: a file that is being replaced may be gone since it was checked.
+    except OSError as err:
         raise CredentialsError(
             f"the TLS files cannot be used: {err}; check --cert-path, --key-path, --ca-path"
         ) from err

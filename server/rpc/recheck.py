@@ -1,4 +1,4 @@
-"""Open calls are checked again and again: a client may leave the access file, get another role or
+"""Repeated checks of open calls: a client may be removed from the access file, get another role or
 expire while its streams are open.
 """
 
@@ -28,7 +28,7 @@ class Recheck:
         self._refusal: StatusError | None = None
 
     def __enter__(self) -> Self:
-        """Begin to look."""
+        """Begin to check."""
         self._timer = self._loop.call_later(RECHECK_S, self._look)
         return self
 
@@ -38,7 +38,7 @@ class Recheck:
         _value: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -36,7 +36,7 @@ def region_start(route: RegionRoute) -> bytes:
 
 
 def nearer(left: bytes, right: bytes) -> bytes:
-    """The smaller of two end keys, of which an empty one is no end."""
+    """The smaller of two end keys; an empty one is no end, and so the larger."""
     return min(left, right) if left and right else left or right
 
 
@@ -49,7 +49,7 @@ def after(route: RegionRoute, end_key: bytes) -> bytes | None:
 
 
 def below(key: bytes) -> bytes:
-    """A key below `key`, above all that are likely."""
+    """A key below `key` with no likely key in between; for a search backwards from `key`."""
     return key[:-1] if key.endswith(b"\0") else key[:-1] + bytes((key[-1] - 1,)) + b"\xff" * 16
 
 
@@ -112,5 +112,5 @@ def _ends_before(region: metapb.Region, key: bytes) -> bool:
 
 
 def _newer(left: metapb.Region, right: metapb.Region) -> bool:
-    mine, other = left.region_epoch, right.region_epoch
-    return (mine.version, mine.conf_ver) > (other.version, other.conf_ver)
+    left_epoch, right_epoch = left.region_epoch, right.region_epoch
+    return (left_epoch.version, left_epoch.conf_ver) > (right_epoch.version, right_epoch.conf_ver)

@@ -1,4 +1,6 @@
-"""Values made from files, and made again when the files have changed."""
+"""Values made from files, such as certificates and access lists, and made again when the files
+have changed.
+"""
 
 import threading
 import time
@@ -15,65 +17,66 @@ _LOOK_EVERY_S: Final = 1.0
 T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
-_last_told: dict[str, str] = {}
-"""The last line of each file: several listeners and channels read the same ones."""
+_last_logged: dict[str, str] = {}
+"""The last line logged about each file: several listeners and channels read the same files."""
 
 
 class Reloaded(Generic[T]):
-    """The latest value of `make`, which reads files; for any thread.
+    """The latest value of `make`, which reads files; thread-safe.
 
-    Files that cannot be used, such as half-written ones, change nothing: the log says so, and what
-    was made before stays. `reloads` counts by outcome, `ok` or `failed`; `what` names the files in
-    the log.
+    Where changed files cannot be used, such as half-written ones, the former value stays, and a
+    warning is logged. `reloads` counts by outcome, `ok` or `failed`; `what` names the files in the
+    log.
     """
 
     def __init__(
         self, paths: Sequence[str], make: Callable[[], T], reloads: Counter, what: str
     ) -> None:
-        """Make it once; raises what `make` raises."""
+        """Call `make` once; raises what it raises."""
         self._paths = list(paths)
         self._make = make
         self._reloads = reloads
         self._what = what
         self._lock = threading.Lock()
-        self._seen = self._state()
-        self._looked_s = time.monotonic()
-        self._made = make()
+        # Before `make`: a file that changes while it is read is read again.
+        self._read_state = self._state()
+        self._checked_s = time.monotonic()
+        self._value = make()
         self.version = 0
-        """The number of times that it was made again."""
+        """The number of times that the value was made again."""
 
     def current(self) -> T:
-        """The latest that could be used; files are looked at once a second at most."""
+        """The latest value; the files are checked for changes at most once a second."""
         with self._lock:
             now_s = time.monotonic()
-            if now_s - self._looked_s < _LOOK_EVERY_S:
-                return self._made
-            self._looked_s = now_s
+            if now_s - self._checked_s < _LOOK_EVERY_S:
+                return self._value
+            self._checked_s = now_s
             state = self._state()
-            if state != self._seen:
-                self._seen = state
+            if state != self._read_state:
+                self._read_state = state
                 self._reload()
-            return self._made
+            return self._value
 
     def _reload(self) -> None:
         try:
-            self._made = self._make()
+            self._value = self._make()
             self.version += 1
         except TidemarkError as err:
             self._reloads.labels("failed").inc()
             # Of several files one may be written after the other: the next change tries again.
-            if self._is_news(f"{self._seen} {err}"):
+            if self._is_new_line(f"{self._read_state} {err}"):
                 _log.warning(f"{self._what} changed and cannot be used; it stays", reason=str(err))
         else:
             self._reloads.labels("ok").inc()
-            if self._is_news(f"{self._seen}"):
+            if self._is_new_line(f"{self._read_state}"):
                 _log.info(f"{self._what} was read again", file=self._paths[0])
 
-    def _is_news(self, line: str) -> bool:
-        """Whether nobody else in this process has said so of these files."""
+    def _is_new_line(self, line: str) -> bool:
+        """Whether another reader of these files in this process has not logged it already."""
         name = f"{self._what} {self._paths}"
-        before = _last_told.get(name)
-        _last_told[name] = line
+        before = _last_logged.get(name)
+        _last_logged[name] = line
         return before != line
 
     def _state(self) -> list[tuple[int, int, int] | None]:
@@ -81,8 +84,8 @@ class Reloaded(Generic[T]):
 
 
 def _state_of(path: str) -> tuple[int, int, int] | None:
-    # Kubernetes and cert-manager replace a link, editors the file, others write into it: one of
-    # these changes each time.
+    # Kubernetes and cert-manager replace a link, editors the file, others write into it: at least
+    # one of the three numbers changes.
     try:
         state = Path(path).stat()
     except OSError:

@@ -1,10 +1,10 @@
-"""Channels that show a new certificate once its files have changed.
+"""Channels that use a new certificate once its files have changed.
 
-gRPC's channels keep the certificate that they were made with. A daemon lives longer than one: once
-a certificate has ended, no connection could be made any more, though the files have had a new one
-for long (cert-manager replaces it after two thirds of its life). So a call that begins after the
-files have changed goes over a new channel. Calls under way stay on theirs, which is closed when the
-last of them is done.
+gRPC's channels keep the certificate that they were made with, and a daemon runs longer than a
+certificate is valid: once it has expired, no connection could be made any more, though the files
+have had a new one for long (cert-manager replaces it after two thirds of its life). So a call that
+begins after the files have changed uses a new channel. Calls under way stay on their channel, which
+is closed when the last of them has ended.
 """
 
 import asyncio

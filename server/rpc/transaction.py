@@ -1,10 +1,11 @@
 """Our own transaction client: Percolator's two phases over KvClient, optimistic and pessimistic,
 as in client-go; and snapshots of the store.
 
-A `Snapshot` reads at one timestamp, past the locks of dead transactions, and of live ones that can
-be made to commit later. A `Transaction` reads its snapshot, and buffers its writes until `commit`.
-Committing the primary key decides; everything after that is tidying up, which readers or GC would
-do as well. `Heartbeats` keep the locks of long pessimistic transactions alive.
+A `Snapshot` reads at one timestamp. It resolves the locks of dead transactions, and passes those of
+live ones whose min_commit_ts can be pushed beyond its timestamp. A `Transaction` reads its
+snapshot, and buffers its writes until `commit`. The commit of the primary key decides; the
+secondary keys may be committed by readers or GC as well. `Heartbeats` keep the locks of long
+pessimistic transactions alive.
 
 Tests drive the store with it, and the demo does where tikv-client has no wheel; method names are
 tikv-client's.

@@ -27,7 +27,7 @@ from structlog.testing import capture_logs
 from server.capture.listener import serving_flight
 from server.http import listen
 from server.routes import Answer, Request, Routes, json_answer
-from server.rpc import reloaded
+from server.rpc import credentials, reloaded
 from server.rpc.client import connect
 from server.rpc.config import Engine
 from server.rpc.credentials import (
@@ -175,6 +175,15 @@ async def test_a_request_behind_a_refused_handshake_is_no_error_of_ours(
         answer = await answer_to_one_flight(bound, context, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 403 ")
     assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_file_that_vanishes_while_it_is_read_is_one_that_cannot_be_used(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    security = replace(certificates.sign("first", "vanishing"), key_path="/nowhere/key.pem")
+    monkeypatch.setattr(credentials, "_check_pem", lambda _security: None)
+    with pytest.raises(CredentialsError, match="No such file"):
+        credentials.server_tls(security)
 
 
 async def test_a_changed_certificate_is_shown_to_later_connections(
