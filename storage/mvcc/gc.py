@@ -3,23 +3,23 @@ that need it.
 
 Pure over a frozen `Reader`: it says what to delete, batch by batch.
 
-After GC at `safe_point`, every read at a timestamp >= safe_point gives what it gave before. Of each
-key that means: the newest version with commit_ts <= safe_point stays if it is a Put, and goes if it
-is a Delete; all older ones go, and so do the Lock and Rollback records up to the safepoint. Locks
-are not touched. That Delete goes last of its key: whatever part of the batches is applied, in their
-order, what it hid never comes back.
+After GC at `safe_point`, every read at a timestamp >= safe_point returns what it returned before.
+For each key: the newest version with commit_ts <= safe_point stays if it is a Put, and is removed
+if it is a Delete; all older versions are removed, and so are the Lock and Rollback records up to
+the safepoint. Locks are not touched. The Delete is removed last of its key: batches are applied in
+order, so if a crash leaves some out, no version that the Delete hid comes back.
 
-`RangeGC` does a range. `GcWalk` says how far a store has come: one walk over all its regions in key
-order. A newer safepoint takes over in the middle of a walk; at the end of the key space the walk
-then comes back for what it had done with the older one (TiDB's GC document: "100 % of the
-regions"). Every step is a value that is kept on disk, so that a store goes on after a crash where
-it was.
+`RangeGC` collects a range. `GcWalk` is the progress of a store, which walks all its regions in key
+order. If a newer safepoint comes in the middle of a walk, the rest is collected at that one; after
+the end of the key space the walk begins again, and ends where the newer safepoint came (TiDB's GC
+document: "100 % of the regions"). Each state of a walk is kept on disk, so that a store goes on
+after a crash where it was.
 
-`RegionVersions` counts the versions of each region, so that a walk passes regions without garbage
-by. TiKV keeps the same numbers in the properties of its table files. Here a walk counts a region
-exactly, and every record written since is added. Rows are only known from walks: what was written
-since counts as old versions until the next walk, so that a region is looked at too often rather
-than never.
+`RegionVersions` counts the versions of each region, so that a walk skips regions without garbage.
+TiKV keeps the same numbers in the properties of its table files. Here a walk counts a region
+exactly, and every record written since is added. The number of rows is known from walks only:
+records written since count as old versions, so that a region is scanned too often rather than
+never.
 """
 
 import struct
@@ -73,7 +73,7 @@ class VersionCounts:
         self.min_ts = min(self.min_ts, commit_ts)
 
     def plus(self, other: "VersionCounts") -> "VersionCounts":
-        """Both together."""
+        """The sum of both."""
         return VersionCounts(
             self.rows + other.rows,
             self.puts + other.puts,
@@ -93,7 +93,9 @@ class VersionCounts:
 
 
 class RangeGC:
-    """One look at every write record of the encoded range `[lower, upper)`."""
+    """One scan of the write records of the encoded range `[lower, upper)`, which says what to
+    delete.
+    """
 
     def __init__(self, reader: Reader, lower: bytes, upper: bytes, safe_point: int) -> None:
         self.left = VersionCounts()
@@ -106,7 +108,9 @@ class RangeGC:
         self._batch_bytes = 0
 
     def batches(self) -> Generator[list[bytes], None, None]:
-        """Store keys to delete; an empty batch means only that some time has passed."""
+        """Batches of store keys to delete, in order; an empty one only gives control back, after
+        `STEP_RECORDS` records.
+        """
         current, kept_newest, newest_delete, left_at_start = b"", False, b"", 0
         for seen, (column_key, data) in enumerate(self._reader.scan(*self._bounds), 1):
             encoded, commit_ts = split_version(column_key)

@@ -95,22 +95,22 @@ def arrow_columns(table: Table, rows: pa.Array) -> list[pa.Array]:
                 "wrote it"
             )
         parts = [(kind, at[formats == kind]) for kind in (IMAGE, BINARY_ROW)]
-        parts = [(kind, mine) for kind, mine in parts if len(mine)]
+        parts = [(kind, places) for kind, places in parts if len(places)]
         part_columns = [
-            _columns(table, kind, data, begin[mine] + 1, end[mine]) for kind, mine in parts
+            _columns(table, kind, data, begin[places] + 1, end[places]) for kind, places in parts
         ]
     if not part_columns:
         return [pa.nulls(len(rows), arrow_type(column)) for column in table.columns]
     if len(part_columns) == 1 and len(at) == len(rows):
         return part_columns[0]
-    return _together([mine for _, mine in parts], part_columns, len(rows))
+    return _interleaved([places for _, places in parts], part_columns, len(rows))
 
 
 def _columns(table: Table, kind: int, data: Bytes, begin: Offsets, end: Offsets) -> list[pa.Array]:
     shapes: dict[int, type[Shape | BinaryShape]] = {IMAGE: Shape, BINARY_ROW: BinaryShape}
     shape = shapes[kind].of(table.columns)
     cells = shape.find(data, begin, range(len(table.columns)))
-    # A row says nothing of its schema: that its last column ends with it is the check there is.
+    # A row has no trace of its schema: the only check is that its last column ends where it does.
     if not np.array_equal(cells[len(table.columns) - 1].end, end):
         raise CorruptError(
             f"a row of {table.name} does not end with its last column: its schema is another one"
@@ -122,7 +122,7 @@ def _columns(table: Table, kind: int, data: Bytes, begin: Offsets, end: Offsets)
     ]
 
 
-def _together(
+def _interleaved(
     places: Sequence[Offsets], parts: Sequence[list[pa.Array]], count: int
 ) -> list[pa.Array]:
     """The columns of several parts, whose rows belong at `places`; null elsewhere."""

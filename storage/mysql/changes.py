@@ -4,16 +4,16 @@ one change per key and commit.
     value, old_value = format u8, row             0: a row image, 1: a row of the binary protocol
 
 Invariants:
-1. An update that changes the key is a delete and an insert: consumers know rows by their keys.
-2. Within one commit_ts and batch a key changes once: what follows one another in a transaction is
-   folded into what it does as a whole, which is nothing at all for a row that comes and goes. The
+1. An update that changes the key is a delete and an insert: consumers identify rows by their keys.
+2. Within one commit_ts and batch a key changes once: several changes of one row in a transaction
+   are folded into their net effect, which is none for a row that is inserted and deleted. The
    sorter orders by operation within a transaction, so it could not keep the order of two changes of
    one row.
 A transaction that crosses batches must give each of them its own `start_ts`, ascending: see
 docs/format/mysql-rows.md.
 
-Of a table without a key nothing tells which images are of one row. There each image is a row of its
-own, under the place where it stands in the log: an update is a delete and an insert, and nothing is
+In a table without a key, images of the same row cannot be recognised. There each image is a row of
+its own, whose key is its place in the log: an update is a delete and an insert, and nothing is
 folded. The sorter has the deletes of a transaction before its inserts, both in the order of the
 log.
 """
@@ -63,7 +63,7 @@ class Plan:
     shape: Shape
     key: tuple[KeyColumn, ...]
     hidden: tuple[int, ...] = ()
-    """The sizes of columns that the log has behind those of the table, and that no reader sees."""
+    """The sizes of columns that row images have after those of the table; no reader sees them."""
 
     @classmethod
     def of(cls, table: Table, hidden: Sequence[Column] = ()) -> "Plan":
@@ -89,9 +89,7 @@ class Changes:
     batch: pa.RecordBatch
     """A batch of RAW_SCHEMA, commit by commit in log order."""
     keys: pa.Array
-    """The keys of all images, in log order: what was there before, or is there after,
-    any of the changes.
-    """
+    """The keys of all images, those before and those after a change, in log order."""
 
 
 def read_changes(
@@ -101,8 +99,8 @@ def read_changes(
     commit_ts: Timestamps,
     start_ts: Timestamps | None = None,
 ) -> Changes:
-    """Read the changes that `rows` tells of; `commit_ts` and `start_ts` are those of each of
-    `events`.
+    """Read the changes in the row events `rows`; `commit_ts` and `start_ts` have a value for each
+    of `events`.
 
     Without `start_ts` it is commit_ts - 1, a fence: nothing else has this commit_ts.
 
@@ -133,14 +131,14 @@ def read_changes(
 
 
 def _places(begin: Offsets) -> pa.Array:
-    """Keys in the order of the log, another one for each image."""
+    """A key for each image: its place, so that keys ascend in log order."""
     places = np.frombuffer(begin.astype(">u8").tobytes(), np.uint8).reshape(len(begin), 8)
     return fixed_keys([places], len(begin))
 
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Changes by the numbers of their images, -1 for none."""
+    """Changes, each with the numbers of its images before and after it; -1: it has none."""
 
     op: npt.NDArray[np.uint8]
     before: Offsets
@@ -190,7 +188,7 @@ def _without_key_changes(steps: _Steps, keys: pa.Array) -> _Steps:
 
 
 def _folded(steps: _Steps, keys: pa.Array, commits: Timestamps) -> tuple[_Steps, Offsets | slice]:
-    """One step for each key of a commit; also which of the given steps each one stands in for."""
+    """One step for each key of a commit, and the number of the given step that each replaces."""
     many = _not_alone(commits)
     if not bool(many.any()):
         return steps, slice(None)

@@ -1,12 +1,13 @@
-"""Row events: which table each one is of, and where the images in it lie.
+"""Row events: the table of each one (`TableMaps`), and the places of the row images in it
+(`find_images`).
 
     body     = table_id u48, flags u16, (extra size u16, extra)?, columns n,
                present bitmap (twice in updates), rows
     row      = image of an insert or delete | image before, image after of an update
 
-The extra part is there in v2 only. Images are found by a wavefront: the k-th image of all events of
-a batch at once, until each event's end; where few events go on, one by one. Source: MySQL's
-Rows_event.
+The extra part is in v2 only. The end of an image is found by reading it, so images are found in
+waves: the k-th image of all events of a batch at once, until each event's end; the images of the
+few longest events are found one by one. Source: MySQL's Rows_event.
 """
 
 import itertools
@@ -30,11 +31,11 @@ from storage.mysql.image import Shape
 from storage.mysql.table_map import ID_BYTES, TableMap
 
 WAVE_ROWS_MIN: Final = 24
-"""Below this many events that go on, images are cheaper found one by one."""
+"""When fewer events than that have images left, it is cheaper to find these one by one."""
 IDS_MAX: Final = 4096
-"""How many table numbers of a server are remembered: far more than one statement has tables."""
+"""The most table ids that are kept: far more than one statement has tables."""
 SHAPES_MAX: Final = 16_384
-"""How many table maps are remembered; one takes some kilobytes."""
+"""The most parsed table maps that are kept; one takes some kilobytes."""
 _TOO_LONG = (
     "a row image reaches beyond the end of its event: the event, or the TABLE_MAP before it, is "
     "damaged"
@@ -73,12 +74,11 @@ class Images:
 
 
 class TableMaps:
-    """The tables that a log has told of, by the server's numbers;
-    forgotten when the server or its log begins anew.
+    """The TABLE_MAP events of a log, by table id; cleared when the server or its log begins anew.
 
-    A server whose table cache is full gives a table another number each time it opens it, so there
-    are as many as it likes. The ones told of longest ago are forgotten: each statement tells of its
-    tables anew, before its rows.
+    A server whose table cache is full gives a table another id each time it opens it, so there is
+    no bound on the ids. Those of the oldest TABLE_MAP events are dropped: each statement has new
+    ones before its rows.
     """
 
     def __init__(self, *, mariadb: bool) -> None:
@@ -89,17 +89,17 @@ class TableMaps:
         """The parsed table maps by event body without the number."""
 
     def clear(self) -> None:
-        """Drop all numbers: another log begins (FORMAT_DESCRIPTION, a real ROTATE)."""
+        """Drop all table ids: another log begins (FORMAT_DESCRIPTION, a real ROTATE)."""
         self._tables.clear()
         self._parsed.clear()
 
     def group(self, events: Events) -> list[TableRows]:
         """The row events of `events` by table.
 
-        A number that changes its meaning among them is followed.
+        A table id may get another meaning among them.
 
         Raises:
-            CorruptError: a row event is of a table that was not told of.
+            CorruptError: a row event has a table id without a TABLE_MAP event before it.
             EventUnsupportedError: an event holds rows that cannot be known from it.
         """
         types = events.types
@@ -108,7 +108,7 @@ class TableMaps:
                 "the log holds partial JSON updates: SET GLOBAL binlog_row_value_options='' on "
                 "the server, and begin the changefeed after that"
             )
-        # Not later: what these events tell of is needed to their end.
+        # Before these events: the ids of their own TABLE_MAP events are needed to their end.
         self._drop_oldest()
         maps = events.of(EventType.TABLE_MAP)
         groups: list[TableRows] = []
@@ -118,22 +118,20 @@ class TableMaps:
         return _joined(groups)
 
     def _stretches(self, events: Events, maps: Offsets) -> Iterator[tuple[int, int]]:
-        """Parts of `events` within which a number has one meaning: nearly always one part."""
+        """Parts of `events` within which a table id has one meaning: nearly always one part."""
         borders = [0, *self._new_meanings(events, maps), len(events)]
         return itertools.pairwise(borders)
 
     def _new_meanings(self, events: Events, maps: Offsets) -> list[int]:
-        """The numbers of the TABLE_MAP events that say of a table_id something else than what was
-        said before.
-        """
+        """The numbers of the TABLE_MAP events that give a table id another meaning than it had."""
         ids = _table_ids(events, maps)
         offsets: list[int] = []
         for table_id in np.unique(ids).tolist():
-            mine = maps[ids == table_id]
+            maps_of_id = maps[ids == table_id]
             former = self._tables.get(table_id)
-            if former is not None and former[0] != events.body(int(mine[0])):
-                offsets.append(int(mine[0]))
-            offsets += mine[1:][_differs(events, mine)].tolist()
+            if former is not None and former[0] != events.body(int(maps_of_id[0])):
+                offsets.append(int(maps_of_id[0]))
+            offsets += maps_of_id[1:][_differs(events, maps_of_id)].tolist()
         return sorted(offsets)
 
     def _learn(self, events: Events, maps: Offsets) -> None:
@@ -155,7 +153,7 @@ class TableMaps:
         for table_id in list(itertools.islice(self._tables, max(0, len(self._tables) - IDS_MAX))):
             del self._tables[table_id]
         if len(self._parsed) > SHAPES_MAX:
-            # Each number's is kept, so that one table has one of them.
+            # Those of known ids stay, so that a table keeps the same object.
             self._parsed = {body[ID_BYTES:]: table for body, table in self._tables.values()}
 
     def _grouped(self, events: Events, rows: Offsets, first: int, last: int) -> list[TableRows]:
@@ -176,8 +174,8 @@ class TableMaps:
 def _joined(groups: list[TableRows]) -> list[TableRows]:
     """One group for each table and shape.
 
-    A server that flushes its tables gives a table another number in the middle of a transaction:
-    what is done to a row before and after it must be folded together, in order.
+    A server that flushes its tables gives a table another id in the middle of a transaction: the
+    changes of a row before and after that must be folded into one, in order.
     """
     if len({(group.table.schema, group.table.table) for group in groups}) == len(groups):
         return groups
