@@ -278,19 +278,30 @@ async def _all(
 async def _destroy(
     cluster: Cluster, delete_range: DeleteRange, report: Report
 ) -> TidemarkError | None:
+    """Destroy it on every store; returns the first store's error, None if all have done it."""
     within = KeyRange(delete_range.start_key, delete_range.end_key)
+
+    # Each store by itself: one that is down refuses at once, round after round, and would cancel
+    # the requests that the others are still working on.
+    async def on_store(address: str) -> TidemarkError | None:
+        try:
+            await cluster.destroy_range(address, within)
+        except LeaseLostError:
+            # No failure of this range: the next leader does it.
+            raise
+        except TidemarkError as err:
+            return err
+        return None
+
     try:
-        await gather(
-            cluster.destroy_range(address, within) for address in await cluster.store_addresses()
-        )
+        errors = await gather(on_store(address) for address in await cluster.store_addresses())
     except LeaseLostError:
-        # No failure of this range: the next leader does it.
         raise
-    except TidemarkError as err:
-        report(delete_range, err)
-        return err
-    report(delete_range, None)
-    return None
+    except TidemarkError as err:  # the coordinator did not name the stores
+        errors = [err]
+    error = next((err for err in errors if err is not None), None)
+    report(delete_range, error)
+    return error
 
 
 def _read(name: str, text: str) -> DeleteRange:

@@ -119,6 +119,25 @@ async def test_a_range_that_fails_stays_and_does_not_hold_up_the_others(
     }
 
 
+async def test_a_store_that_is_down_does_not_keep_the_others_from_destroying(
+    cluster: Any, records: Any, unavailable: Any
+) -> None:
+    await register(records, table(1))
+    destroyed: list[str] = []
+
+    async def destroy(address: str, within: Any) -> None:
+        if address == "one":
+            raise unavailable
+        await asyncio.sleep(0.01)
+        destroyed.append(address)
+
+    cluster.destroy_range = destroy
+    assert await run(cluster, records) == [(1, False)]
+    assert destroyed == ["two"]
+    [left] = await load(records, PENDING)
+    assert (left.attempts, left.error) == (1, str(unavailable))
+
+
 async def test_a_redo_that_fails_is_seen_and_tried_again(
     cluster: Any, records: Any, unavailable: Any
 ) -> None:
