@@ -228,11 +228,19 @@ class RemoteEtcd:
         """A connected channel and the metadata that a call on it needs.
 
         Raises:
-            MetaUnavailableError: no endpoint can be reached.
+            MetaUnavailableError: no endpoint can be reached, or gives a token in time; nothing was
+                sent beyond the request for it.
             grpc.aio.AioRpcError: no token was given.
         """
         channel = await self._endpoints.connected()
-        return channel, await self._token.metadata(channel)
+        address = self._endpoints.current
+        try:
+            # Around the wait for another caller's request for the token, too: each of many callers
+            # would otherwise wait for the former ones' attempts.
+            async with asyncio.timeout(_ATTEMPT_SECONDS):
+                return channel, await self._token.metadata(channel)
+        except TimeoutError as err:
+            raise self.failed(err, address) from err
 
     def failed(self, err: TimeoutError | grpc.aio.AioRpcError, address: str) -> EtcdError:
         """Our error for `err`; an endpoint that failed, or a token that is no longer valid,
