@@ -1,14 +1,14 @@
-"""The cluster as the GC worker needs it: timestamps, safepoints, regions, locks, ranges; and a walk
-through its keys.
+"""The GC worker's view of the cluster: timestamps, safepoints, regions, locks, ranges; and a walk
+through the key space.
 
 `Cluster` is the Protocol that `server.gc_worker.cluster` implements over PD and TiKV. Keys are raw;
-an empty end key is no end. Every call is one request, or a few, that either happened or raises.
-`LeasedCluster` checks the worker's lease before each request, so that a worker that lost it stops
-before its next one.
+an empty end key is no end. A call returns when all of its requests have succeeded; one that raises
+may have done a part, and every call may be repeated. `LeasedCluster` checks the worker's lease
+before each request, so that a worker that lost it stops before its next one.
 
-`walk` goes through all of the key space: stores in parallel, each by at most one task, within a
-store range by range. It walks key ranges, not regions: a region that splits or moves meanwhile is
-simply met again.
+`walk` goes through the whole key space: stores in parallel, at most one task a store, the ranges of
+a store one after another. It walks key ranges, not regions: a region that splits or moves meanwhile
+is visited again.
 """
 
 from collections import deque
@@ -51,8 +51,8 @@ class LowestService:
 
 
 class SafePointDecreasesError(ConflictError):
-    """The coordinator holds a greater one already:
-    an earlier leader asked for it and died before it could say so.
+    """The coordinator has a greater service safepoint of `gc_worker` already: an earlier leader set
+    it, and ended before it recorded it.
     """
 
     code = "ErrSafePointDecreases"
@@ -88,10 +88,10 @@ class Cluster(Protocol):
         ...
 
     async def ranges_by_store(self) -> Mapping[int, Sequence[KeyRange]]:
-        """Every region's range, under the store that leads it; there is no key in none of them.
+        """Every region's range, by the store that leads it; together they cover every key.
 
-        Regions that change are reported one by one: in between, the coordinator may know none for
-        some keys.
+        While regions change, the coordinator may know none for some keys: these belong to the range
+        of the next region, whose requests find their own region when they are sent.
         """
         ...
 
@@ -224,7 +224,9 @@ async def walk(
     step: Step,
     ended: Callable[[KeyRange], Awaitable[None]],
 ) -> None:
-    """Take `step` through every range; `ended` is awaited after each."""
+    """Call `step` through every range of `stores`, at most `workers` stores at a time; `ended` is
+    awaited after each range. The first error cancels the walk of the other stores, and is raised.
+    """
     waiting = deque(stores)
 
     # One task takes all ranges of a store: a store never serves two of them at a time.

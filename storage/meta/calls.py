@@ -64,9 +64,9 @@ def cancellations() -> int:
 class KeepAlives:
     """Renews many leases over one LeaseKeepAlive stream, which `connect` opens.
 
-    One of the tasks that wait for an answer reads for all of them, so there is no task of its own
-    to supervise. When the stream fails, or the task that reads it is cancelled, the whole stream is
-    closed: the others try again on a new one.
+    One of the tasks that wait for an answer reads for all of them, so no task of the stream's own
+    has to be supervised. When the stream fails, or a task that waits on it is cancelled, the whole
+    stream is closed; the other tasks get MetaUnavailableError and try again on a new stream.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[Any]]) -> None:
@@ -109,7 +109,7 @@ class _Stream:
                 self._check()
                 self._waiting[lease].append(answer)
                 await self._call.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
-            # Whoever holds `_reading` reads for all; who gets it next may have its answer by then.
+            # The task that holds `_reading` reads for all; the next may have its answer already.
             while not answer.done():
                 async with self._reading:
                     if not answer.done():

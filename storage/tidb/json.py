@@ -49,11 +49,8 @@ FIXED_BYTES: Final = {
 }
 _FSP_MAX = 6
 _DEPTH_MAX = 100
-# Go's encoding/json writes floats outside of these with an exponent
-_PLAIN_MIN, _PLAIN_MAX = (
-    1e-6,
-    1e21,
-)
+# Go's encoding/json writes floats outside of [min, max) with an exponent.
+_PLAIN_MIN, _PLAIN_MAX = 1e-6, 1e21
 
 
 def decode_json(data: bytes) -> str:
@@ -97,11 +94,11 @@ def encode_json(text: str) -> bytes:
 
 
 class JsonBytes:
-    """The bytes of a cell, of which no two values share any.
+    """The bytes of a cell, each of which belongs to one value at most.
 
-    Whatever reads takes its bytes first. Offsets of a damaged value that point backwards, or many
-    of which point to the same place, ask for more bytes than there are: they are refused before
-    they cost more time and memory than a value of that size can.
+    Every reader calls `take` before it reads. In a damaged cell offsets may point backwards, or to
+    one place many times; their values would have more bytes than the cell, so `take` refuses them
+    before they cost more time and memory than a cell of that size can.
     """
 
     def __init__(self, data: bytes) -> None:

@@ -118,9 +118,9 @@ def handle_cells(table: TableInfo, key: bytes) -> dict[int, bytes | None]:
     """The cells, by column id, that `key` holds for a row which does not have them; empty if the
     handle is the hidden `_tidb_rowid`.
 
-    Of characters a key may hold their collation's sort key or a prefix: then the row has them. A
-    row without such a column comes from a cluster without the new collations, where a key holds
-    characters as they are, or has a collation whose sort key is the text.
+    For a column of characters the key may hold the collation's sort key, or a prefix; then the row
+    holds the column itself. A row without it is of a cluster without the new collations, where keys
+    hold characters as they are, or of a collation whose sort key is the text.
 
     Raises:
         CorruptError: `key` is not a record key of this table's kind.
@@ -151,8 +151,8 @@ def _common(table: TableInfo, handle: bytes) -> dict[int, bytes | None]:
     return cells
 
 
-def _is_told(table: TableInfo, column: Column) -> bool:
-    """Whether a key alone, without its row, is certain to hold a column's value."""
+def _key_holds_value(table: TableInfo, column: Column) -> bool:
+    """Whether a key always holds the column's whole value, not a sort key or a prefix of it."""
     is_whole_text = table.handle_is_whole and column.collate in _BINARY_COLLATIONS
     return column.type not in TEXTS or is_whole_text
 
@@ -165,24 +165,28 @@ class HandleCells:
         self._keys = keys
         columns = table.common_handle_columns
         self.column_ids = frozenset(column.id for column in columns)
-        self._told = frozenset(column.id for column in columns if _is_told(table, column))
+        self._whole_ids = frozenset(
+            column.id for column in columns if _key_holds_value(table, column)
+        )
 
     def integers(self) -> npt.NDArray[np.int64]:
         """The handles of a table with an integer primary key; see `decode_int_handles`."""
         return decode_int_handles(self._keys)
 
     def cells(self, column_id: int, left_out: Mask) -> Cells:
-        """The cells of a clustered primary key's column; missing where the key cannot tell.
+        """The cells of a clustered primary key's column; missing where the key may hold a sort key
+        or a prefix of the value.
 
-        `left_out`: where there is a row, and it is without the column (`handle_cells`).
+        `left_out`: the places that have a row without the column; there the key holds the whole
+        value (`handle_cells`).
 
         Raises:
             CorruptError: a key is not a record key of this table's kind.
         """
-        is_told = column_id in self._told
+        is_whole = column_id in self._whole_ids
         return Cells.of(
             [
-                cells.get(column_id) if is_told or is_left_out else None
+                cells.get(column_id) if is_whole or is_left_out else None
                 for cells, is_left_out in zip(self._decoded, left_out.tolist(), strict=True)
             ]
         )

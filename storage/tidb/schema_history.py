@@ -4,9 +4,9 @@ moved on by its DDL jobs in the order of their commit_ts. Pure.
 Invariants:
 1. It begins with the meta keys as of a timestamp, never with a replay from the first job.
 2. A job that was applied already, or whose effect the meta keys show already, changes nothing.
-3. What a job does to a table's rows beside its schema is said: removed tables, emptied ones,
-   removed partitions. What brings rows into a table without writing them (`Change.moved`) cannot be
-   followed, and is named.
+3. A change names what the job does to rows beyond the schema: removed tables, emptied ones, removed
+   partitions. A job that brings rows into a table without writing them cannot be followed by row
+   changes; `Change.moved` says why.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ _MOVES = {
 _ELSEWHERE = frozenset(
     {Action.UNKNOWN, Action.REFRESH_META, Action.ALTER_SCHEMA_SOFT_DELETE, Action.REPAIR_TABLE}
 )
-"""Jobs that may be about tables which they do not bring."""
+"""Jobs that may concern tables whose TableInfo they do not carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class SchemaHistory:
         return self._tables.get(table_id)
 
     def skip(self, job_ids: Iterable[int]) -> None:
-        """These jobs are in force already."""
+        """Take these jobs as applied: the meta keys show their effect."""
         self._applied.update(job_ids)
 
     def apply(self, job: Job, commit_ts: int, *, late: bool = False) -> Change | None:
@@ -210,7 +210,7 @@ class SchemaHistory:
             tables = self._exchanged(job)
         moved = self._moved(job, tables)
         if job.action in _ELSEWHERE and not tables:
-            tables = self._concerned(job)
+            tables = self._tables_concerned(job)
             moved = moved if tables or job.schema_id not in self._databases else ""
         return self._put(Change(commit_ts, job.query, tables, moved=moved), job)
 
@@ -232,8 +232,8 @@ class SchemaHistory:
             return "IMPORT INTO or BR bring rows that nobody writes again" if imported else ""
         return _MOVES.get(job.action, "")
 
-    def _concerned(self, job: Job) -> tuple[Table, ...]:
-        """Return the tables that a job without a table may be about: its own, or those of its
+    def _tables_concerned(self, job: Job) -> tuple[Table, ...]:
+        """The tables that a job without a TableInfo may concern: the one of its id, or all of its
         database.
         """
         table = self._tables.get(job.table_id)
