@@ -24,7 +24,13 @@ from sink.mounter import (
     with_column_id,
     with_default,
 )
-from storage.mysql.arrow import arrow_columns, arrow_type, has_odd_values, inexact_key
+from storage.mysql.arrow import (
+    arrow_columns,
+    arrow_type,
+    has_odd_values,
+    inexact_key,
+    may_be_no_utf8,
+)
 from storage.mysql.schema import DATES, Column, Table, Type
 from storage.tidb.time import CoreTime
 
@@ -86,12 +92,16 @@ class MysqlMounter:
             # -0.0 becomes 0.0: the source holds them equal, and a target that compares bytes does
             # not.
             columns[place] = pc.add(columns[place], pa.scalar(0, columns[place].type))
-        if not (self._dates or self._has_odd_values):
+        is_odd = self._has_odd_values or any(
+            may_be_no_utf8(self.table.columns[place], columns[place])
+            for place in self.table.key_places
+        )
+        if not (self._dates or is_odd):
             return
         key = {self.table.columns[place].name: columns[place] for place in self.table.key_places}
         if any(key[name].null_count > rows.null_count for name in self._dates):
             check_dates(self.name, key, self._dates, rows.is_valid())
-        if self._has_odd_values and (bad_value := inexact_key(self.table, rows)) is not None:
+        if is_odd and (bad_value := inexact_key(self.table, rows)) is not None:
             raise inexact(self.name, key, *bad_value)
 
 

@@ -143,11 +143,23 @@ def has_odd_values(column: Column) -> bool:
     return column.is_text and not is_one_to_one(column.charset)
 
 
+def may_be_no_utf8(column: Column, shown: pa.Array) -> bool:
+    """Whether a value of the column may be shown with U+FFFD for what is no UTF-8: the servers take
+    halves of UTF-16's pairs in such texts, also all the letters beyond U+FFFF as two of these.
+    """
+    is_utf8 = column.is_text and column.charset in UTF8
+    return is_utf8 and bool(pc.any(pc.match_substring(shown, "\ufffd")).as_py())
+
+
 def inexact_key(table: Table, rows: pa.Array) -> tuple[str, int, str] | None:
     """A key column, a row, and what of its value is shown as another value is; None:
     there is none in these rows.
     """
-    odd = [place for place in table.key_places if has_odd_values(table.columns[place])]
+    odd = [
+        place
+        for place in table.key_places
+        if table.columns[place].is_text or has_odd_values(table.columns[place])
+    ]
     columns = [
         _as_stored(column) if place in odd else column for place, column in enumerate(table.columns)
     ]

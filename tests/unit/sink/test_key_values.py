@@ -33,7 +33,7 @@ from storage.tidb.time import CoreTime
 
 REQUIRED = Flag.NOT_NULL | Flag.PRIMARY_KEY
 IMPOSSIBLE = ["0000-00-00", "0000-01-01", "2024-00-01", "2024-02-31", "2023-02-29"]
-SJIS = 13
+SJIS, UTF8MB4 = 13, 45
 
 
 def mysql(kind: Type, meta: int = 0, zero_dates: str = "null", **more: Any) -> MysqlMounter:
@@ -152,6 +152,17 @@ def test_characters_that_several_bytes_stand_for_stop_in_a_key() -> None:
     assert mounter.mount(rows([b"\2\x82\xa0", b"\1\\"]))["k"].to_pylist() == ["あ", "\\"]
     with pytest.raises(KeyValueError, match=r"shop\.t \(id = 2\) has the bytes x'815f', for whose"):
         mounter.mount(rows([b"\1\\", b"\2\x81\x5f"]))
+
+
+def test_halves_of_surrogate_pairs_stop_in_a_key() -> None:
+    """MariaDB 10.11 takes them in utf8mb3 and utf8mb4; all of them are U+FFFD to readers."""
+    mounter = mysql(Type.VARCHAR, 20, collation=UTF8MB4)
+    replacement, first, second = b"\3\xef\xbf\xbd", b"\3\xed\xa0\x80", b"\3\xed\xa0\x81"
+    assert mounter.mount(rows([replacement, b"\1a"]))["k"].to_pylist() == ["\ufffd", "a"]
+    with pytest.raises(KeyValueError, match=r"id = 2\) has the bytes x'eda080', for whose"):
+        mounter.mount(rows([replacement, first]))
+    with pytest.raises(KeyValueError, match=r"id = 1\) has the bytes x'eda081', for whose"):
+        mounter.mount(rows([second, b"\1a"]))
 
 
 def test_an_empty_member_is_told_from_no_member() -> None:
