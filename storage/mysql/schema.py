@@ -75,6 +75,12 @@ INTEGERS: Final = frozenset({Type.TINY, Type.SHORT, Type.INT24, Type.LONG, Type.
 NUMERIC: Final = INTEGERS | {Type.NEWDECIMAL, Type.FLOAT, Type.DOUBLE}
 STRINGS: Final = frozenset({Type.VARCHAR, Type.STRING, Type.BLOB})
 """The types whose values are characters, or bytes where the character set is `binary`."""
+SINCE_5_6: Final = {
+    Type.TIMESTAMP: Type.TIMESTAMP2,
+    Type.DATETIME: Type.DATETIME2,
+    Type.TIME: Type.TIME2,
+}
+"""The types of times that old servers had, and those that came in their place."""
 DATES: Final = frozenset(
     {Type.DATE, Type.DATETIME, Type.DATETIME2, Type.TIMESTAMP, Type.TIMESTAMP2}
 )

@@ -411,7 +411,8 @@ class DdlChanges:
             before, before.free_column_id if before else 1
         )
         if as_read is not None:
-            definition = replace(definition, faults=as_read.faults)
+            faults = dict.fromkeys((*definition.faults, *as_read.faults))
+            definition = replace(definition, faults=tuple(faults))
         table_id = source_table.span.table_id if source_table else new_id(commit_ts, name)
         return next(iter(self._taken(name, record_of(definition, table_id), commit_ts)), None)
 

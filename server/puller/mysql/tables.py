@@ -16,7 +16,7 @@ Invariants:
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -26,7 +26,15 @@ from server.changefeed.table import SourceTable, TableRecord
 from server.puller.mysql.ddl.column_types import Collations, LostError
 from server.puller.mysql.ddl.definition import UNTOLD, Definition, row_key
 from server.puller.mysql.ddl.statement import Action, Kind, Statement, Verb
-from server.puller.mysql.ddl.tracker import Context, Tracked, altered, copied, created, faults_of
+from server.puller.mysql.ddl.tracker import (
+    Context,
+    Tracked,
+    altered,
+    copied,
+    created,
+    faults_of,
+    old_time_fault,
+)
 from server.puller.mysql.ddl.tree import AlterTable, CreateTable, Dml, TableName
 from server.puller.mysql.session.errors import (
     DdlUnknownError,
@@ -35,7 +43,7 @@ from server.puller.mysql.session.errors import (
 )
 from server.puller.mysql.transaction.open_transaction import UnclearSavepoint
 from server.puller.mysql.transaction.transactions import LoggedStatement
-from storage.mysql.schema import INTEGERS, STRINGS, Column, Table, Type
+from storage.mysql.schema import INTEGERS, SINCE_5_6, STRINGS, Column, Table, Type
 from storage.mysql.table_map import TableMap
 
 _NEW: Final = -1
@@ -487,7 +495,24 @@ def definition_of_table_map(
         for key in keys
         if key and all(name in places and not places[name].nullable for name in key)
     )
-    return Definition((table_map.schema, table_map.table), tuple(columns), next(usable, ()))
+    name = table_map.schema, table_map.table
+    faults = tuple(_old_times(columns, definitions))
+    return Definition(name, tuple(columns), next(usable, ()), faults=faults)
+
+
+def _old_times(
+    columns: Sequence[Column], definitions: Sequence[Table | Definition]
+) -> Iterator[str]:
+    """Faults of times in an old format that have fractions of a second by the first definition that
+    has the column: a TABLE_MAP does not tell how long these are.
+    """
+    known: dict[str, Column] = {}
+    for each in definitions:
+        known = {column.name: column for column in each.columns} | known
+    for column in columns:
+        of_today = known.get(column.name)
+        if of_today is not None and of_today.meta and SINCE_5_6.get(column.type) is of_today.type:
+            yield old_time_fault(column.name)
 
 
 def is_hidden(column: Column) -> bool:

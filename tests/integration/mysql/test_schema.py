@@ -16,7 +16,7 @@ from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
 from storage.model.errors import TidemarkError
 from tests.integration.mysql.replica import Feed, Row, following
-from tests.mariadb import MariaDb
+from tests.mariadb import MariaDb, mariadb_only
 
 
 async def test_a_ddl_read_late_still_gives_rows_their_columns(
@@ -390,3 +390,31 @@ async def test_rows_that_a_foreign_key_changes_are_refused_by_name_as_no_event_h
                 f"{kept} ON UPDATE SET NULL", "INSERT INTO kept VALUES (1, NULL)", database=name
             )
             await asyncio.wait_for(asyncio.wait([feed.task]), 200)
+
+
+@mariadb_only("makes tables with times as MariaDB 5.3 had them")
+async def test_fractions_of_seconds_of_mariadb_5_3_are_refused_by_name(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
+    name = mariadb.database()
+    made = "(id INT PRIMARY KEY, d DATETIME(6))"
+    old, today = (f"SET GLOBAL mysql56_temporal_format={value}" for value in ("OFF", "ON"))
+    mariadb.execute(old, f"CREATE TABLE a {made}", today, database=name)
+    source = MySqlSource("feed", MySqlOptions.of(SourceUri.parse(mariadb.uri)), meta)
+    records = await source.snapshot(await source.now())
+    (record,) = [each for each in records if each.schema_name == name]
+    with pytest.raises(TableIneligibleError, match="column d has fractions of a second"):
+        source.table(record)
+    async with following(mariadb.uri, meta, f"{name}.*") as feed:
+        made_later = f"CREATE TABLE b {made}"
+        mariadb.execute(old, made_later, today, "INSERT INTO b VALUES (1, NOW(6))", database=name)
+        mariadb.execute(
+            "CREATE TABLE c (id INT PRIMARY KEY)", "INSERT INTO c VALUES (1)", database=name
+        )
+        await feed.seen(f"{name}.c", 1)
+        spans = {
+            span
+            for span, versions in feed.target.versions.items()
+            if versions[-1][1].name == f"{name}.b"
+        }
+        assert not any(feed.rows_of(span) for span in spans), "rows that cannot be read"

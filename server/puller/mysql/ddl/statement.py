@@ -207,6 +207,11 @@ def statement_of(query: Query, dialect: Dialect) -> Statement:
     before it failed.
     """
     statement = read_statement(query.sql, query.schema, dialect=of_session(dialect, query))
+    if query.unread_charset and statement.kind is Kind.DDL:
+        # Its names may be those of any table of the schema.
+        reason = f"its letters of the character set {query.unread_charset} are not known here"
+        words = _words(query.sql) | {query.schema.lower()}
+        return Statement(Kind.UNKNOWN, words=words, reason=reason)
     if not query.error_code or statement.kind is not Kind.DDL:
         return statement
     tree = statement.tree

@@ -663,6 +663,16 @@ def year_fault(column: str) -> str:
     )
 
 
+def old_time_fault(column: str) -> str:
+    """Why a table with a time of MariaDB 5.3 that has fractions of a second cannot be replicated,
+    and what to do.
+    """
+    return (
+        f"column {column} has fractions of a second in the format of MariaDB 5.3, whose length the "
+        "log does not tell; SET GLOBAL mysql56_temporal_format=ON, then ALTER TABLE … FORCE"
+    )
+
+
 def cascade_fault(foreign_key: str) -> str:
     """Why a table with that foreign key cannot be replicated, and what to do."""
     return (

@@ -6,22 +6,23 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from server.puller.mysql.ddl.column_types import Collations
 from server.puller.mysql.ddl.definition import Definition, column_of, row_key
-from server.puller.mysql.ddl.tracker import TRANSACTIONAL, VERSIONED, cascade_fault, year_fault
+from server.puller.mysql.ddl.tracker import (
+    TRANSACTIONAL,
+    VERSIONED,
+    cascade_fault,
+    old_time_fault,
+    year_fault,
+)
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.connection import Session
 from server.puller.mysql.session.errors import MySqlPrivilegeError, MySqlStatementError
 from storage.model.system_schemas import OF_MYSQL
-from storage.mysql.schema import Column, Index, Type
+from storage.mysql.schema import SINCE_5_6, Column, Index, Type
 
-_SINCE_5_6: Final = {
-    Type.TIMESTAMP: Type.TIMESTAMP2,
-    Type.DATETIME: Type.DATETIME2,
-    Type.TIME: Type.TIME2,
-}
 _TABLES = """
 SELECT table_schema, table_name, COALESCE(engine, ''), table_type, table_collation FROM information_schema.tables
 WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND """
@@ -174,7 +175,7 @@ def shows(shown: Column, column: Column) -> bool:
 
 
 def _stored_as(column: Column) -> tuple[object, ...]:
-    kind = _SINCE_5_6.get(column.type, column.type)
+    kind = SINCE_5_6.get(column.type, column.type)
     return kind, column.meta, column.unsigned, column.charset
 
 
@@ -271,6 +272,8 @@ def _definition(
         else:
             columns.append(column)
             faults += [year_fault(column.name)] if row[4] == "year(2)" else []
+            if column.type in SINCE_5_6.values() and column.meta and "mariadb-5.3" in row[4]:
+                faults.append(old_time_fault(column.name))
     key, number = row_key(columns, indexes), collations.get(str(collation), 0)
     return Definition(name, tuple(columns), key, engine, tuple(faults), indexes, number)
 

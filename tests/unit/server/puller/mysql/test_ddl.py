@@ -155,3 +155,16 @@ def test_a_statement_that_failed_did_what_the_server_says_or_is_not_understood()
     assert (unclear.kind, "t" in unclear.words) == (Kind.UNKNOWN, True)
     assert "1317" in unclear.reason
     assert statement_of(Query(1, "db", "BEGIN", 1317), Dialect()).kind is Kind.BEGIN
+
+
+def test_a_ddl_with_letters_that_are_not_known_may_be_about_any_table_of_its_schema() -> None:
+    query = Query(1, "Shop", "DROP TABLE `\xc6\xfc`", 0, unread_charset="eucjpms")
+    statement = statement_of(query, Dialect())
+    assert (statement.kind, "shop" in statement.words) == (Kind.UNKNOWN, True)
+    assert "eucjpms" in statement.reason
+    assert (
+        statement_of(
+            Query(1, "s", "CREATE VIEW v AS SELECT '\xc6'", 0, unread_charset="x"), Dialect()
+        ).kind
+        is Kind.NOTHING
+    )

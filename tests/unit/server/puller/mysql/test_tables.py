@@ -16,6 +16,7 @@ from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.tables import (
     Tables,
+    definition_of_table_map,
     has_gh_ost_comment,
     name_of,
     new_id,
@@ -26,7 +27,7 @@ from server.puller.mysql.transaction import scanner
 from server.puller.mysql.transaction.scanner import LogIndex, TableSearch, _answer, is_before
 from server.puller.mysql.transaction.transactions import LoggedStatement
 from storage.mysql.control import Query
-from storage.mysql.schema import Column, Type
+from storage.mysql.schema import Column, Table, Type
 from storage.mysql.table_map import TableMap
 
 COLUMNS = (Column(name="id", type=Type.LONG, nullable=False), Column(name="v", type=Type.LONG))
@@ -369,3 +370,18 @@ def test_keys_are_the_same_where_their_values_are_in_the_same_order(
         for each in (before, after)
     ]
     assert same_keys(*versions) == same
+
+
+@pytest.mark.parametrize(("digits", "faults"), [(0, 0), (6, 1)])
+def test_times_of_mariadb_5_3_with_fractions_are_no_columns_that_a_log_tells(
+    digits: int, faults: int
+) -> None:
+    """Their TABLE_MAP has no length: DATETIME(6) has eight bytes, as DATETIME had, but others."""
+    old = Column(name="d", type=Type.DATETIME)
+    of_today = Column(name="d", type=Type.DATETIME2, meta=digits)
+    table_map = TableMap(
+        "s", "t", (Column(name="id", type=Type.LONG, nullable=False), old), ("id",)
+    )
+    definition = definition_of_table_map(table_map, [Table(1, "t", (of_today,), ())])
+    assert len(definition.faults) == faults
+    assert all("column d has fractions" in fault for fault in definition.faults)
