@@ -155,7 +155,14 @@ class LocalProcessor(ProcessorPosition):
 
     async def move_table(self, span: Span, worker: str) -> None:  # noqa: ARG002 - none can
         """See `Processor.move_table`."""
-        raise TableMoveError(
+        raise self._cannot_move()
+
+    async def split_table(self, span: Span, *, put_together: bool) -> None:  # noqa: ARG002 - none can
+        """See `Processor.split_table`."""
+        raise self._cannot_move()
+
+    def _cannot_move(self) -> TableMoveError:
+        return TableMoveError(
             f"all tables of changefeed {self._assignment.changefeed} are read by one capture: tables "
             "of a cluster move between captures when there are several; a log is read as a whole"
         )

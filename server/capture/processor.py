@@ -204,6 +204,13 @@ class Processor(Protocol):
         """
         ...
 
+    async def split_table(self, span: Span, *, put_together: bool) -> None:
+        """Split a table over all captures, or put one together again; it is so on return.
+
+        Raises as `move_table`.
+        """
+        ...
+
     async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
         """The `most` tables that are furthest behind, their slowest regions,
         and the locks that hold those.

@@ -32,7 +32,7 @@ from storage.model.errors import TidemarkError, UnavailableError
 _FORWARDED: Final = "tidemark-forwarded"
 _LOCAL: Final = "tidemark-local"
 _FORWARD_S: Final = 30.0
-_LONG_CALLS_S: Final = {"MoveTable": MOVE_S + 15.0}
+_LONG_CALLS_S: Final = dict.fromkeys(("MoveTable", "SplitTable"), MOVE_S + 15.0)
 """A little longer than such a call may take, since the capture that runs it decides about its
 timeout.
 """

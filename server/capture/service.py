@@ -150,18 +150,36 @@ class ChangefeedService:
         """Let another capture have a table."""
 
         async def move() -> pb.MoveTableResponse:
-            feed = self._maintainers.changefeeds_of(request.id).feed(request.id)
-            version = feed.catalog.named(request.table)
-            if version is None:
-                raise TableNotExistsError(
-                    f"changefeed {feed.id} has no table {request.table[:256]!r} now"
-                )
+            feed, version = self._table_of(request)
             if not request.give_up_history:
                 check_history(feed, version, request.capture)
             await feed.processor.move_table(version.span, request.capture)
             return pb.MoveTableResponse(table=_table(feed, version))
 
         return await self._by_runner("MoveTable", request, context, move)
+
+    async def SplitTable(self, request: pb.SplitTableRequest, context: Context) -> Any:
+        """Divide a table among all captures, or put it together."""
+
+        async def split() -> pb.SplitTableResponse:
+            feed, version = self._table_of(request)
+            if not request.give_up_history:
+                check_history(feed, version, "")
+            await feed.processor.split_table(version.span, put_together=request.put_together)
+            return pb.SplitTableResponse(table=_table(feed, version))
+
+        return await self._by_runner("SplitTable", request, context, split)
+
+    def _table_of(
+        self, request: pb.MoveTableRequest | pb.SplitTableRequest
+    ) -> tuple[Feed, Version]:
+        feed = self._maintainers.changefeeds_of(request.id).feed(request.id)
+        version = feed.catalog.named(request.table)
+        if version is None:
+            raise TableNotExistsError(
+                f"changefeed {feed.id} has no table {request.table[:256]!r} now"
+            )
+        return feed, version
 
     async def AddReader(self, request: pb.AddReaderRequest, context: Context) -> Any:
         """One more reader, with a position of its own."""

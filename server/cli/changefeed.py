@@ -7,6 +7,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -167,6 +168,20 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
     changefeed_update.add_arguments(update)
     add_verbose(update)
     _add_move(add("move-table", move_table, "move one table of a changefeed to another capture"))
+    _add_table(
+        add(
+            "split-table",
+            partial(split_table, put_together=False),
+            "divide one table among all captures, however small it is",
+        )
+    )
+    _add_table(
+        add(
+            "merge-table",
+            partial(split_table, put_together=True),
+            "put a table together that is divided among captures, until captures come or go",
+        )
+    )
     readers = add(
         "list-readers",
         list_readers,
@@ -213,19 +228,23 @@ def _add_resume(resume: argparse.ArgumentParser) -> None:
 
 
 def _add_move(move: argparse.ArgumentParser) -> None:
+    _add_table(move)
     move.add_argument(
+        "--to", required=True, metavar="CAPTURE", help="id of the capture, as in `capture list`"
+    )
+
+
+def _add_table(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
         "--table",
         required=True,
         metavar="SCHEMA.TABLE",
         help="the table, by its name in the source",
     )
-    move.add_argument(
-        "--to", required=True, metavar="CAPTURE", help="id of the capture, as in `capture list`"
-    )
-    move.add_argument(
+    verb.add_argument(
         "--give-up-history",
         action="store_true",
-        help="move it even if history is kept (--retain), which then begins at the checkpoint",
+        help="do it even if history is kept (--retain), which then begins at the checkpoint",
     )
 
 
@@ -347,6 +366,21 @@ async def move_table(remote: Remote, arguments: argparse.Namespace) -> Output:
         answer = moving.result()
         if isinstance(answer, grpc.aio.AioRpcError):
             raise answer  # within `capture`, which tells it as the daemon's own error
+    return Output(table_status(answer.table))
+
+
+async def split_table(
+    remote: Remote, arguments: argparse.Namespace, *, put_together: bool
+) -> Output:
+    """Divide a table among all captures, or put it together; waits until that is done."""
+    request = pb.SplitTableRequest(
+        id=arguments.changefeed_id,
+        table=arguments.table,
+        put_together=put_together,
+        give_up_history=arguments.give_up_history,
+    )
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).SplitTable(request, timeout=_MOVE_S)
     return Output(table_status(answer.table))
 
 

@@ -34,6 +34,7 @@ _OPERATED: Final = frozenset(
         "PauseChangefeed",
         "ResumeChangefeed",
         "MoveTable",
+        "SplitTable",
         "AddReader",
         "RemoveReader",
         "StartDump",

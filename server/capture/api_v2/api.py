@@ -302,12 +302,45 @@ class _Operations:
 
     async def move_table(self, request: Request, changefeed: str) -> dict[str, Any]:
         """Let another capture pull and serve a table."""
-        table_id, target, gives_up = (
-            request.query.get(name, ("",))[0]
-            for name in ("tableID", "targetNodeID", "giveUpHistory")
+        table, gives_up = await self._table(request, changefeed)
+        target = request.query.get("targetNodeID", ("",))[0]
+        move = pb.MoveTableRequest(
+            id=changefeed, table=table, capture=target, give_up_history=gives_up
+        )
+        await self._call("MoveTable", move)
+        return {}
+
+    move_split_table = move_table
+
+    async def split_table_by_region_count(
+        self, request: Request, changefeed: str
+    ) -> dict[str, Any]:
+        """Split a table over all captures."""
+        return await self._split(request, changefeed, put_together=False)
+
+    async def merge_table(self, request: Request, changefeed: str) -> dict[str, Any]:
+        """Put a split table together."""
+        return await self._split(request, changefeed, put_together=True)
+
+    async def _split(
+        self, request: Request, changefeed: str, *, put_together: bool
+    ) -> dict[str, Any]:
+        table, gives_up = await self._table(request, changefeed)
+        split = pb.SplitTableRequest(
+            id=changefeed, table=table, put_together=put_together, give_up_history=gives_up
+        )
+        await self._call("SplitTable", split)
+        return {}
+
+    async def _table(self, request: Request, changefeed: str) -> tuple[str, bool]:
+        """The name of the table that a request is about, and whether its history may go."""
+        table_id, gives_up, mode = (
+            request.query.get(name, ("",))[0] for name in ("tableID", "giveUpHistory", "mode")
         )
         if gives_up not in ("", "true", "false"):
             raise ParameterError(f"giveUpHistory is true or false, not {gives_up[:40]!r}")
+        if mode not in ("", "0"):
+            raise ParameterError(f"mode {mode[:40]!r}: there is no redo log, only mode 0")
         names = [
             table.name
             for table in (await self._one(changefeed)).tables
@@ -318,16 +351,7 @@ class _Operations:
                 f"changefeed {changefeed} has no table with the tableID {table_id[:100]!r}; see "
                 f"`tidemark cli changefeed query -c {changefeed}`"
             )
-        await self._call(
-            "MoveTable",
-            pb.MoveTableRequest(
-                id=changefeed,
-                table=names[0],
-                capture=target,
-                give_up_history=gives_up == "true",
-            ),
-        )
-        return {}
+        return names[0], gives_up == "true"
 
     async def list_processors(self, _request: Request) -> dict[str, Any]:
         """The running changefeeds, with the capture of each."""

@@ -10,8 +10,9 @@ has far more to do than its part (`_UNEVEN`), and then until it has not; and whe
 one such division each table moves once at most, and one that moved lately does not move again
 because of its weight. Where somebody has moved a table, none moves until workers come or go.
 
-A table that is split (`splitting`) moves part by part. It is split, and put together again, by the
-same steps: several workers may have what is new then, and several what was before.
+A table that is split (`splitting`) moves part by part, or by command with all its parts to one
+worker. It is split, and put together again, by the same steps: several workers may have what is new
+then, and several what was before.
 
 A table moves only when it had one schema since before the checkpoint: the second worker begins with
 one. One whose schema changes meanwhile stays, and is tried again when that is acknowledged.
@@ -93,6 +94,8 @@ class TableMover:
         """When each table last moved."""
         self._is_by_hand = False
         """Whether a table was moved by command since workers joined or left."""
+        self._kept_whole: set[Span] = set()
+        """Tables that were put together by command since then."""
 
     async def run(self, workers: Callable[[], Sequence[Worker]], shares: Shares) -> None:
         """Divide the tables among the workers that are there, until cancelled.
@@ -138,10 +141,11 @@ class TableMover:
         return [worker for worker in self._tables.placement.workers if worker.name in there]
 
     async def move(self, span: Span, target: Worker) -> None:
-        """Move one table by command; returns when it has moved.
+        """Move one table, or all parts of one that is split, by command; returns when it has moved.
 
         Raises:
-            TableMoveError: it cannot move now, or does not within `MOVE_S`; it is where it was.
+            TableMoveError: it cannot move now, or does not within `MOVE_S`. It is where it was, but
+                for parts that have moved already.
             TidemarkError: a worker is gone.
         """
         try:
@@ -149,7 +153,8 @@ class TableMover:
                 await self._move(span, target)
         except TimeoutError:
             # It may have been over when the first worker was to give it up.
-            if not self._tables.placement.has(target, span):
+            placement = self._tables.placement
+            if not all(placement.has(target, part) for part in placement.parts(span)):
                 raise TableMoveError(
                     f"table {span.table_id} has not moved within {MOVE_S:g} s: other tables were on "
                     f"their way, or {target.name} does not catch up; it stays where it is"
@@ -157,22 +162,51 @@ class TableMover:
 
     async def _move(self, span: Span, target: Worker) -> None:
         async with self._moving:
+            placement = self._tables.placement
             # Looked up only now: the move that was waited for may have taken the table elsewhere.
-            if self._tables.placement.parts(span) != (span,):
-                raise TableMoveError(
-                    f"table {span.table_id} is split over several captures: the owner divides its "
-                    "parts among them (docs/operations.md)"
-                )
-            source = self._tables.placement.worker(span)
-            if target not in self._tables.shares:
-                raise TableMoveError(f"{target.name} has left the changefeed; see `capture list`")
-            moved = source is target or await self._moved(Move((span,), source, target))
-            if not moved:
-                raise TableMoveError(
-                    f"table {span.table_id} cannot move now: its schema has changed since the "
-                    "checkpoint; try again when readers have acknowledged that"
-                )
-            self._is_by_hand = True
+            for part in placement.parts(span):
+                source = placement.worker(part)
+                if target not in self._tables.shares:
+                    raise TableMoveError(
+                        f"{target.name} has left the changefeed; see `capture list`"
+                    )
+                if source is not target and not await self._moved(Move((part,), source, target)):
+                    raise _schema_changed(span)
+                self._is_by_hand = True
+
+    async def split(self, whole: Span, *, put_together: bool) -> None:
+        """Split a table over all workers by command, or put one together again; returns when that
+        is done. It stays so until workers come or go.
+
+        Raises:
+            TableMoveError: it cannot now, or does not within `MOVE_S`; it is what it was.
+            TidemarkError: a worker is gone, or the coordinator does not tell the regions.
+        """
+        splitting = self._tables.splitting
+        if splitting is None:
+            raise TableMoveError(
+                "tables of this changefeed are not split: `enable-table-across-nodes` of "
+                "[scheduler] is to be there when it is created"
+            )
+        try:
+            async with asyncio.timeout(MOVE_S), self._moving:
+                workers = self._tables.placement.workers
+                if put_together:
+                    shape = splitting.whole(whole, workers)
+                else:
+                    shape = await splitting.split(whole, workers)
+                if shape is not None and not await self._reshaped(whole, shape):
+                    raise _schema_changed(whole)
+                self._is_by_hand = True
+                if put_together:
+                    self._kept_whole.add(whole)
+                else:
+                    self._kept_whole.discard(whole)
+        except TimeoutError:
+            raise TableMoveError(
+                f"table {whole.table_id} was not divided anew within {MOVE_S:g} s: other tables were "
+                "on their way, or a capture does not catch up; see `changefeed query`"
+            ) from None
 
     def progress(self, span: Span) -> tuple[str, int]:
         """Return the worker that a table is moving to and how far the table is there; empty: it is
@@ -195,6 +229,7 @@ class TableMover:
             async with self._tables.changing:
                 await asyncio.to_thread(self._forget_ended)
             self._is_by_hand = False
+            self._kept_whole.clear()
         for name in there.keys() - names:
             await self._join(there[name], shares)
         staying = self._staying(there)
@@ -228,6 +263,8 @@ class TableMover:
             return True
         done = True
         for whole, shape in await splitting.shapes(staying):
+            if whole in self._kept_whole:
+                continue
             try:
                 async with self._moving:
                     done &= await self._reshaped(whole, shape)
@@ -560,6 +597,13 @@ async def _next(
 ) -> Move[Worker] | None:
     """The next step; of a million tables it takes a second to find."""
     return await asyncio.to_thread(division.next, tables, staying, can_move)
+
+
+def _schema_changed(span: Span) -> TableMoveError:
+    return TableMoveError(
+        f"table {span.table_id} cannot move now: its schema has changed since the checkpoint; try "
+        "again when readers have acknowledged that"
+    )
 
 
 def _has_one_schema(versions: Versions, version: Version, checkpoint_ts: int) -> bool:

@@ -129,11 +129,7 @@ class WorkersProcessor(ProcessorPosition):
 
     async def move_table(self, span: Span, worker: str) -> None:
         """See `Processor.move_table`."""
-        tables, mover = self._tables, self.mover
-        if tables is None or mover is None:
-            raise ChangefeedNotRunningError(
-                f"changefeed {self._name} does not run yet, or no more; try again"
-            )
+        tables, mover = self._running()
         there = {each.id: each for each in tables.placement.workers}
         if worker not in there:
             raise TableMoveError(
@@ -141,6 +137,18 @@ class WorkersProcessor(ProcessorPosition):
                 f"{', '.join(sorted(there))}"
             )
         await mover.move(span, there[worker])
+
+    async def split_table(self, span: Span, *, put_together: bool) -> None:
+        """See `Processor.split_table`."""
+        _, mover = self._running()
+        await mover.split(span, put_together=put_together)
+
+    def _running(self) -> tuple[SharedTables, TableMover]:
+        if self._tables is None or self.mover is None:
+            raise ChangefeedNotRunningError(
+                f"changefeed {self._name} does not run yet, or no more; try again"
+            )
+        return self._tables, self.mover
 
     async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
         """See `Processor.blockers`; of a worker that is silent,

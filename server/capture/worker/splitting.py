@@ -12,6 +12,7 @@ from typing import TypeAlias
 import structlog
 
 from server.capture.catalog import FeedCatalog
+from server.capture.errors import TableMoveError
 from server.capture.worker.placement import TablePlacement
 from server.capture.worker.pool import Worker
 from server.puller.source import Splittable
@@ -58,6 +59,35 @@ class Splitting:
             for table in tables
         )
         return [(span, shape) for span, shape in shapes if shape]
+
+    def whole(self, span: Span, workers: Sequence[Worker]) -> Shape | None:
+        """Return the shape of a table that is not split; None: it has it already."""
+        return None if self._placement.parts(span) == (span,) else self._dealt([span], workers)
+
+    async def split(self, span: Span, workers: Sequence[Worker]) -> Shape | None:
+        """Return the parts of a table for these workers, however few regions it has; None: it has
+        them already.
+
+        Raises:
+            TableMoveError: it cannot be split.
+            UnavailableError: the coordinator does not return its regions.
+        """
+        versions = next(
+            (each for each in self._catalog.versions.spans(0) if each[0].span == span), ()
+        )
+        if not versions or not self._can_split(versions):
+            raise TableMoveError(
+                f"table {span.table_id} cannot be split: its record key does not hold the whole "
+                "primary key, or it is partitioned, or it has event filters"
+            )
+        inside = await self.source.regions(span.start_key, span.end_key)
+        parts = divided(span, inside, len(workers))
+        if len(parts) == 1:
+            raise TableMoveError(
+                f"table {span.table_id} cannot be split: it takes two captures and two regions, and "
+                f"there are {len(workers)} and {len(inside) + 1}"
+            )
+        return None if parts == self._placement.parts(span) else self._dealt(parts, workers)
 
     def _shape(
         self, versions: Sequence[Version], begins: Sequence[bytes], workers: Sequence[Worker]

@@ -97,10 +97,17 @@ def test_split_tables_are_read_whole_while_captures_join_die_and_leave(tmp_path)
             write_until(feed, lambda: split_over(cluster, 3))
             feed.write(20)
             assert "changefeed error" not in cluster.capture.log.read_text()
-            told = cluster.cli(
-                *("changefeed", "move-table", "-c", "many", "--table", NAMES[0], "--to", "nobody")
-            )
-            assert "[TM:ErrTableMoveRefused]" in told
+            path, table = "/api/v2/changefeeds/many", f"tableID={SPLIT[0].id}"
+            move = f"{path}/move_split_table?{table}&targetNodeID="
+            assert cluster.http("POST", f"{move}nobody")[0] == 400
+            target = captures_of_tables(cluster)[NAMES[0]].split(", ")[1]
+            assert cluster.http("POST", f"{move}{target}") == (200, {})
+            assert captures_of_tables(cluster)[NAMES[0]] == ", ".join([target] * 3)
+            feed.write(10)
+            for name, captures in (("merge_table", 1), ("split_table_by_region_count", 3)):
+                assert cluster.http("POST", f"{path}/{name}?{table}") == (200, {})
+                assert len(captures_of_tables(cluster)[NAMES[0]].split(", ")) == captures
+                feed.write(10)
 
             third.kill()
             write_until(feed, lambda: split_over(cluster, 2))

@@ -797,6 +797,57 @@ class MoveTableResponse(_message.Message):
 Global___MoveTableResponse: _TypeAlias = MoveTableResponse  # noqa: Y015
 
 @_typing.final
+class SplitTableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    PUT_TOGETHER_FIELD_NUMBER: _builtins.int
+    GIVE_UP_HISTORY_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    table: _builtins.str
+    """As in MoveTableRequest."""
+    put_together: _builtins.bool
+    """It is one table on one capture again."""
+    give_up_history: _builtins.bool
+    """As in MoveTableRequest."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        table: _builtins.str = ...,
+        put_together: _builtins.bool = ...,
+        give_up_history: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["give_up_history", b"give_up_history", "id", b"id", "put_together", b"put_together", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitTableRequest: _TypeAlias = SplitTableRequest  # noqa: Y015
+
+@_typing.final
+class SplitTableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def table(self) -> Global___TableStatus: ...
+    def __init__(
+        self,
+        *,
+        table: Global___TableStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitTableResponse: _TypeAlias = SplitTableResponse  # noqa: Y015
+
+@_typing.final
 class AddReaderRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -79,6 +79,11 @@ class ChangefeedServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableResponse.FromString,
                 _registered_method=True)
+        self.SplitTable = channel.unary_unary(
+                '/tidemarkpb.v1.ChangefeedService/SplitTable',
+                request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.SplitTableRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.SplitTableResponse.FromString,
+                _registered_method=True)
         self.AddReader = channel.unary_unary(
                 '/tidemarkpb.v1.ChangefeedService/AddReader',
                 request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.AddReaderRequest.SerializeToString,
@@ -151,6 +156,13 @@ class ChangefeedServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SplitTable(self, request, context):
+        """A table of a changefeed with region_threshold is divided among all captures, however few regions it has, or put together.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AddReader(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -210,6 +222,11 @@ def add_ChangefeedServiceServicer_to_server(servicer, server):
                     servicer.MoveTable,
                     request_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableResponse.SerializeToString,
+            ),
+            'SplitTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.SplitTable,
+                    request_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.SplitTableRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.SplitTableResponse.SerializeToString,
             ),
             'AddReader': grpc.unary_unary_rpc_method_handler(
                     servicer.AddReader,
@@ -465,6 +482,33 @@ class ChangefeedService:
             '/tidemarkpb.v1.ChangefeedService/MoveTable',
             tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_changefeed__pb2.MoveTableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SplitTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.ChangefeedService/SplitTable',
+            tidemarkpb_dot_v1_dot_changefeed__pb2.SplitTableRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_changefeed__pb2.SplitTableResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,8 @@ class ChangefeedServiceStub:
     """A reader with a name has a position of its own, and holds the changes that it has yet to take.
     Lets another capture pull and serve one table of the cluster; the changefeed goes on meanwhile.
     """
+    SplitTable: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.SplitTableRequest, _changefeed_pb2.SplitTableResponse]
+    """A table of a changefeed with region_threshold is divided among all captures, however few regions it has, or put together."""
     AddReader: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.AddReaderRequest, _changefeed_pb2.AddReaderResponse]
     RemoveReader: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveReaderRequest, _changefeed_pb2.RemoveReaderResponse]
 
@@ -63,6 +65,8 @@ class ChangefeedServiceAsyncStub(ChangefeedServiceStub):
     """A reader with a name has a position of its own, and holds the changes that it has yet to take.
     Lets another capture pull and serve one table of the cluster; the changefeed goes on meanwhile.
     """
+    SplitTable: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.SplitTableRequest, _changefeed_pb2.SplitTableResponse]  # type: ignore[assignment]
+    """A table of a changefeed with region_threshold is divided among all captures, however few regions it has, or put together."""
     AddReader: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.AddReaderRequest, _changefeed_pb2.AddReaderResponse]  # type: ignore[assignment]
     RemoveReader: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveReaderRequest, _changefeed_pb2.RemoveReaderResponse]  # type: ignore[assignment]
 
@@ -133,6 +137,14 @@ class ChangefeedServiceServicer(metaclass=_abc_1.ABCMeta):
         """A reader with a name has a position of its own, and holds the changes that it has yet to take.
         Lets another capture pull and serve one table of the cluster; the changefeed goes on meanwhile.
         """
+
+    @_abc_1.abstractmethod
+    def SplitTable(
+        self,
+        request: _changefeed_pb2.SplitTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_changefeed_pb2.SplitTableResponse, _abc.Awaitable[_changefeed_pb2.SplitTableResponse]]:
+        """A table of a changefeed with region_threshold is divided among all captures, however few regions it has, or put together."""
 
     @_abc_1.abstractmethod
     def AddReader(

@@ -50,6 +50,7 @@ RIGHTS = {
         "RemoveChangefeed": Right.ADMIN,
         "UpdateChangefeed": Right.ADMIN,
         "MoveTable": Right.OPERATE,
+        "SplitTable": Right.OPERATE,
         "AddReader": Right.OPERATE,
         "RemoveReader": Right.OPERATE,
     },

@@ -75,6 +75,8 @@ class Services:
                     tables=[eligible], ineligible=[refused], not_taken=[other]
                 )
             response = getattr(pb, method + "Response")
+            if method in ("MoveTable", "SplitTable"):
+                return response()
             if method == "ListChangefeeds":
                 return response(changefeeds=[FEED])
             return response(changefeed=FEED)
@@ -507,6 +509,21 @@ async def test_changes_are_passed_on():
     for refused in ({"start_ts": 9}, {"replica_config": {"ignore_ineligible_table": True}}):
         status, answer, _ = await asked("PUT", "/api/v2/changefeeds/orders", refused)
         assert (status, answer["error_code"]) == (400, "CDC:ErrAPIInvalidParam")
+
+
+async def test_tables_are_moved_split_and_put_together_by_their_ids():
+    path, table = "/api/v2/changefeeds/orders", {"tableID": ["7"]}
+    target = table | {"targetNodeID": ["b"], "wait": ["false"], "mode": ["0"]}
+    for name in ("move_table", "move_split_table"):
+        _, answer, [*_, request] = await asked("POST", f"{path}/{name}", query=target)
+        moved = pb.MoveTableRequest(id="orders", table="shop.orders", capture="b")
+        assert (answer, request) == ({}, moved)
+    for name, together in (("split_table_by_region_count", False), ("merge_table", True)):
+        _, answer, [*_, request] = await asked("POST", f"{path}/{name}", query=table)
+        split = pb.SplitTableRequest(id="orders", table="shop.orders", put_together=together)
+        assert (answer, request) == ({}, split)
+    for wrong in ({"tableID": ["8"]}, table | {"mode": ["1"]}, table | {"giveUpHistory": ["x"]}):
+        assert (await asked("POST", f"{path}/merge_table", query=wrong))[0] == 400
 
 
 async def test_other_columns_masks_and_event_filters_are_asked_for_where_they_differ():

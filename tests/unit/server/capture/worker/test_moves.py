@@ -8,6 +8,7 @@ is a model of one: it says how far its tables are, and of which rows it would gi
 
 import asyncio
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
@@ -516,6 +517,7 @@ STEPS = st.lists(
     | st.tuples(st.just("catch_up_s"), WORKER, st.sampled_from([0.0, 2.0, 30.0]))
     | st.tuples(st.just("fails"), WORKER, st.sampled_from(["before", "after"]))
     | st.tuples(st.just("by hand"), NUMBER, st.sampled_from((OWNER, *NAMES)))
+    | st.tuples(st.just("by hand"), NUMBER, st.booleans())
     | st.tuples(st.just("alter"), NUMBER)
     | st.tuples(st.just("reader is paused"), st.booleans())
     | st.tuples(st.just("hot"), NUMBER, st.sampled_from([0.0, 1e5, 1e7])),
@@ -531,6 +533,14 @@ async def moved_by_hand(cluster, number, name, told):
     except TidemarkError:
         return
     told.append((table.span, name))
+
+
+async def split_by_hand(cluster, number, put_together, _told):
+    """Whatever comes of it, it is told honestly."""
+    span = cluster.catalog.tables[number].span
+    with suppress(TidemarkError):
+        await cluster.processor.split_table(span, put_together=put_together)
+        assert cluster.processor._tables.placement.parts(span) == (span,) or not put_together
 
 
 def carry_out(cluster, step, tasks, told):
@@ -553,7 +563,8 @@ def carry_out(cluster, step, tasks, told):
             if name in workers:
                 setattr(workers[name], what, value)
         case ("by hand", number, name):
-            tasks.create_task(moved_by_hand(cluster, number, name, told))
+            by_hand = moved_by_hand if isinstance(name, str) else split_by_hand
+            tasks.create_task(by_hand(cluster, number, name, told))
         case ("alter", number):
             alter(cluster, number)
         case ("reader is paused", is_paused):
@@ -665,12 +676,46 @@ def test_a_table_is_split_when_captures_join_and_put_together_when_they_leave():
                 assert len({*map(placement.worker, spans)}) == parts
                 assert placement.parts(small) == (small,)
             assert len(cluster.processor.worker_of(big).split(", ")) == 2
-            with pytest.raises(TableMoveError, match="is split"):
-                await cluster.processor.move_table(big, "b")
             # A schema change reaches all parts; one that is dropped takes all of them along.
             alter(cluster, len(cluster.catalog.tables))
             await cluster.passes(5)
             assert len(tables_of(cluster).placement.parts(big)) == 2
+            assert not cluster.errors
+            await quiet(cluster)
+            running.cancel()
+
+    simulated(run())
+
+
+def test_a_table_is_split_moved_and_put_together_by_command_and_stays_so():
+    async def run():
+        cluster = made(asyncio.get_running_loop(), region_threshold=100)
+        carry_out(cluster, ("regions", 0, [1, 3]), None, [])
+        big, small = (table.span for table in cluster.catalog.tables[:2])
+        processor = cluster.processor
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(cluster.keep_running())
+            await cluster.passes(3)
+            with pytest.raises(TableMoveError, match="there are 1 and 3"):
+                await processor.split_table(big, put_together=False)
+            carry_out(cluster, ("joins", "b"), tasks, [])
+            await cluster.passes(20)
+            with pytest.raises(TableMoveError, match="there are 2 and 1"):
+                await processor.split_table(small, put_together=False)
+            await processor.split_table(big, put_together=False)
+            await cluster.passes(100)
+            assert processor.worker_of(big) in ("owner, b", "b, owner")
+            await processor.move_table(big, "b")
+            await cluster.passes(100)
+            assert processor.worker_of(big) == "b, b"
+            carry_out(cluster, ("regions", 0, range(1, 6)), None, [])
+            tables_of(cluster).splitting._region_threshold = 2
+            await processor.split_table(big, put_together=True)
+            await cluster.passes(100)
+            assert tables_of(cluster).placement.parts(big) == (big,)
+            carry_out(cluster, ("joins", "c"), tasks, [])
+            await cluster.passes(30)
+            assert len(tables_of(cluster).placement.parts(big)) == 3
             assert not cluster.errors
             await quiet(cluster)
             running.cancel()
