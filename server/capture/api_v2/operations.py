@@ -189,6 +189,7 @@ OPERATIONS: Final = (
         "The same of all parts of a split table; they stay there until captures come or go",
         "Empty",
         query=("tableID", "targetNodeID", "giveUpHistory"),
+        right=Right.OPERATE,
     ),
     Operation(
         "split_table_by_region_count",
@@ -197,6 +198,7 @@ OPERATIONS: Final = (
         "Split a table over all captures, as many regions to each; of a changefeed with enable_table_across_nodes",
         "Empty",
         query=("tableID", "giveUpHistory"),
+        right=Right.OPERATE,
     ),
     Operation(
         "merge_table",
@@ -205,6 +207,7 @@ OPERATIONS: Final = (
         "Put a split table together; TiCDC puts two of its parts together at a time",
         "Empty",
         query=("tableID", "giveUpHistory"),
+        right=Right.OPERATE,
     ),
     Operation(
         "changefeed_status",
