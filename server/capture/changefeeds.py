@@ -278,7 +278,7 @@ class Changefeeds:
             saved_source: Source | None = None
             if info.source_uri != feed.info.source_uri:
                 source = self._factory.make_source(feed.id, info.source_uri)
-            begins_anew = update.changes_tables
+            begins_anew, splits_from = update.changes_tables, feed.info.region_threshold
             try:
                 if update.changes_tables:
                     # No reader may be beyond the ts that is chosen: it must not run meanwhile.
@@ -290,7 +290,8 @@ class Changefeeds:
                 feed.info = info
                 # A run that gives up what is acknowledged cannot begin to keep it: another does.
                 keeps_now = bool(info.retention) and not feed.history.is_kept
-                if source is not None or keeps_now:
+                splits_otherwise = info.region_threshold != splits_from
+                if source is not None or keeps_now or splits_otherwise:
                     begins_anew = True
                     await feed.stop()
                     saved_source = source

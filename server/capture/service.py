@@ -282,6 +282,7 @@ def changefeed_update(request: pb.UpdateChangefeedRequest) -> ChangefeedUpdate:
         retention=_retention(request.retention) if request.HasField("retention") else None,
         reader_ttl_s=request.reader_ttl_s if request.HasField("reader_ttl_s") else None,
         target_ts=request.target_ts if request.HasField("target_ts") else None,
+        region_threshold=request.region_threshold if request.HasField("region_threshold") else None,
         rules=tuple(request.filter),
         columns=tuple(request.columns.texts) if request.HasField("columns") else None,
         event_filters=(

@@ -71,6 +71,8 @@ class ChangefeedUpdate:
     reader_ttl_s: int | None = None
     target_ts: int | None = None
     """0: without end."""
+    region_threshold: int | None = None
+    """As in `NewChangefeed`."""
     rules: Sequence[str] = ()
     """The new table filter."""
     columns: Sequence[str] | None = None
@@ -91,7 +93,7 @@ class ChangefeedUpdate:
             SinkUriError, FilterRuleError: it is not valid.
         """
         numbers = (self.audit_s, self.retention, self.reader_ttl_s, self.target_ts)
-        is_any_given = any(each is not None for each in numbers)
+        is_any_given = any(each is not None for each in (*numbers, self.region_threshold))
         is_any_given = is_any_given or self.changes_tables
         if not (self.sink_uri or self.on_unclear_ddl or is_any_given):
             raise ParameterError(
@@ -142,6 +144,9 @@ class ChangefeedUpdate:
             sink_uri=sink_uri,
             source_uri=source_uri,
             target_ts=info.target_ts if self.target_ts is None else self.target_ts,
+            region_threshold=(
+                info.region_threshold if self.region_threshold is None else self.region_threshold
+            ),
             audit_s=info.audit_s if self.audit_s is None else self.audit_s,
             retain_s=retention.age_s,
             retain_bytes=retention.size_bytes,

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
@@ -20,6 +20,16 @@ from server.cli.changefeed_create import (
 from server.cli.output import Output, confirmed
 from server.cli.remote import CALL_S, Remote
 from sink.retention import Retention
+
+_OTHER_FEED = (
+    "rows that are at the target would not fit; create another changefeed with a new target"
+)
+_KEPT: Final = dict.fromkeys(("--route", "--source-uri", "--zero-dates"), _OTHER_FEED) | {
+    "--start-ts": "pause it, and `resume --overwrite-checkpoint-ts` from there",
+    "--force-replicate": "create another changefeed",
+    "--ignore-ineligible-table": "create another changefeed",
+}
+"""Options of `create` that `update` does not have, and what to do instead."""
 
 
 def add_arguments(update: argparse.ArgumentParser) -> None:
@@ -80,8 +90,8 @@ def add_arguments(update: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=(
             "TOML file with TiCDC's keys: rules and event-filters of [filter], column-selectors, "
-            "column-masks and salt-file of [sink]; what it has none of stays. Event filters are "
-            "about changes from now on"
+            "column-masks and salt-file of [sink], enable-table-across-nodes and region-threshold "
+            "of [scheduler]; what it has none of stays. Event filters are about changes from now on"
         ),
     )
     update.add_argument(
@@ -97,6 +107,24 @@ def add_arguments(update: argparse.ArgumentParser) -> None:
         action="store_true",
         help="change nothing; show the tables that would be added, removed, or shown otherwise",
     )
+    for flag in _KEPT:
+        update.add_argument(flag, action=_Kept, nargs="?", help=argparse.SUPPRESS)
+
+
+class _Kept(argparse.Action):
+    """An option of `create` that `update` does not have."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Refused."""
+        del namespace, values
+        advice = _KEPT[option_string or ""]
+        parser.error(f"{option_string} of a changefeed cannot be changed: {advice}")
 
 
 async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:

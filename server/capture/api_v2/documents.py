@@ -322,7 +322,9 @@ class ReplicaConfig:
     region_threshold: int = 0
     """Of the scheduler, where its `enable_table_across_nodes` is true."""
     given: frozenset[str] = frozenset()
-    """Those of `columns`, `event_filters` and `masks` that it has a member for, if an empty one."""
+    """Those of `columns`, `event_filters`, `masks` and `scheduler` that it has a member for, if an
+    empty one.
+    """
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "ReplicaConfig":
@@ -339,7 +341,9 @@ class ReplicaConfig:
         )
         members = {"column_selectors": sink, "column_masks": sink, "event_filters": chosen}
         given = {_TERMS[name] for name, each in members.items() if each.left.get(name) is not None}
-        splits = scheduler.take("enable_table_across_nodes", _is_flag, default=False)
+        splits = scheduler.take("enable_table_across_nodes", _is_flag, default=None)
+        if splits is not None:
+            given.add("scheduler")
         regions = scheduler.take("region_threshold", _is_uint32, default=_REGION_THRESHOLD)
         parsed = cls(
             rules=chosen.take("rules", _is_texts, default=[]),
@@ -389,15 +393,12 @@ class ReplicaConfig:
             "ignore-ineligible-table": (
                 self.ignore_ineligible_table and not now.ignore_ineligible_table
             ),
-            "region threshold": (
-                self.region_threshold and self.region_threshold != now.region_threshold
-            ),
         }
         if changed := [name for name, is_other in others.items() if is_other]:
             raise ParameterError(
                 f"{', '.join(changed)} would be changed, and of a changefeed's configuration only "
-                "filter.rules, filter.event_filters, sink.column_selectors, sink.column_masks and "
-                "sink.salt_file can be. Leave the rest as it is, or create another changefeed with "
+                "filter.rules, filter.event_filters, sink.column_selectors, sink.column_masks, "
+                "sink.salt_file and scheduler can be. Leave the rest as it is, or create another changefeed with "
                 "a new target"
             )
         if list(self.rules) != list(now.filter):
@@ -408,6 +409,8 @@ class ReplicaConfig:
             request.masks.CopyFrom(pb.Texts(texts=self.masks))
         if "event_filters" in self.given and list(self.event_filters) != list(now.event_filters):
             request.event_filters.CopyFrom(pb.EventFilters(filters=self.event_filters))
+        if "scheduler" in self.given and self.region_threshold != now.region_threshold:
+            request.region_threshold = self.region_threshold
         if self.salt_file and self.salt_file != now.salt_file:
             request.salt_file = self.salt_file
 
@@ -549,8 +552,8 @@ def update(now: pb.Changefeed, body: bytes) -> pb.UpdateChangefeedRequest:
         raise ParameterError(
             f"{', '.join(sorted(members.left))}: only sink_uri, target_ts, columns, on_unclear_ddl, "
             "audit_seconds, retain_seconds, retain_bytes, reader_ttl_seconds and, of replica_config, "
-            "filter, sink.column_selectors, sink.column_masks and sink.salt_file of a changefeed can "
-            "be changed; for the rest, create another one"
+            "filter, sink.column_selectors, sink.column_masks, sink.salt_file and scheduler of a "
+            "changefeed can be changed; for the rest, create another one"
         )
     return request
 

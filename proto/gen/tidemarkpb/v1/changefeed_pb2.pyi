@@ -1445,6 +1445,7 @@ class UpdateChangefeedRequest(_message.Message):
     EVENT_FILTERS_FIELD_NUMBER: _builtins.int
     MASKS_FIELD_NUMBER: _builtins.int
     SALT_FILE_FIELD_NUMBER: _builtins.int
+    REGION_THRESHOLD_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     """How to log in at the sink, which stays where it is; empty: as before."""
@@ -1461,6 +1462,8 @@ class UpdateChangefeedRequest(_message.Message):
     """Up to where it replicates, 0: without end; left out: as before. Of a stopped or failed changefeed only."""
     salt_file: _builtins.str
     """Of masks that hash; empty: that of before."""
+    region_threshold: _builtins.int
+    """As in CreateChangefeedRequest, 0: tables are not split any more; left out: as before."""
     @_builtins.property
     def filter(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The new table filter, as in CreateChangefeedRequest; empty: as before. It is in force when everything up to now is
@@ -1496,21 +1499,26 @@ class UpdateChangefeedRequest(_message.Message):
         event_filters: Global___EventFilters | None = ...,
         masks: Global___Texts | None = ...,
         salt_file: _builtins.str = ...,
+        region_threshold: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "masks", b"masks", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention", "target_ts", b"target_ts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_region_threshold", b"_region_threshold", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "masks", b"masks", "reader_ttl_s", b"reader_ttl_s", "region_threshold", b"region_threshold", "retention", b"retention", "target_ts", b"target_ts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "columns", b"columns", "dry_run", b"dry_run", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "masks", b"masks", "no_dump", b"no_dump", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "retention", b"retention", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "target_ts", b"target_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_region_threshold", b"_region_threshold", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "columns", b"columns", "dry_run", b"dry_run", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "masks", b"masks", "no_dump", b"no_dump", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "region_threshold", b"region_threshold", "retention", b"retention", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "target_ts", b"target_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__audit_s: _TypeAlias = _typing.Literal["audit_s"]  # noqa: Y015
     _WhichOneofArgType__audit_s: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s"]  # noqa: Y015
     _WhichOneofReturnType__reader_ttl_s: _TypeAlias = _typing.Literal["reader_ttl_s"]  # noqa: Y015
     _WhichOneofArgType__reader_ttl_s: _TypeAlias = _typing.Literal["_reader_ttl_s", b"_reader_ttl_s"]  # noqa: Y015
+    _WhichOneofReturnType__region_threshold: _TypeAlias = _typing.Literal["region_threshold"]  # noqa: Y015
+    _WhichOneofArgType__region_threshold: _TypeAlias = _typing.Literal["_region_threshold", b"_region_threshold"]  # noqa: Y015
     _WhichOneofReturnType__target_ts: _TypeAlias = _typing.Literal["target_ts"]  # noqa: Y015
     _WhichOneofArgType__target_ts: _TypeAlias = _typing.Literal["_target_ts", b"_target_ts"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__audit_s) -> _WhichOneofReturnType__audit_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reader_ttl_s) -> _WhichOneofReturnType__reader_ttl_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__region_threshold) -> _WhichOneofReturnType__region_threshold | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__target_ts) -> _WhichOneofReturnType__target_ts | None: ...
 

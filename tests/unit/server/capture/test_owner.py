@@ -559,6 +559,19 @@ async def test_another_target_is_for_a_paused_changefeed_and_lies_in_the_future(
         await owner.update("feed", ChangefeedUpdate(target_ts=0))
 
 
+async def test_an_update_may_have_big_tables_split_or_whole_from_then_on(capture):
+    owner = await capture.start()
+    feed = await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+    for threshold in (7, 0):
+        processor = feed.processor
+        await owner.update("feed", ChangefeedUpdate(region_threshold=threshold))
+        assert (feed.info.region_threshold, feed.processor is processor) == (threshold, False)
+        await owner.update("feed", ChangefeedUpdate(reader_ttl_s=60))
+        assert feed.info.region_threshold == threshold
+    await capture.stop()
+    assert (await capture.start()).feed("feed").info.region_threshold == 0
+
+
 async def test_names_that_the_sink_cannot_hold_are_refused_at_create_and_at_update(capture):
     owner = await capture.start()
     table = TableInfo.build(102, "odd", [Column.bigint("id"), Column.bigint("n" * 64)])

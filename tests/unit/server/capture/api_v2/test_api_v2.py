@@ -551,6 +551,17 @@ async def test_other_columns_masks_and_event_filters_are_asked_for_where_they_di
         documents.update(now, json.dumps({"replica_config": routed}).encode())
 
 
+async def test_whether_tables_are_split_can_be_changed():
+    for section, threshold in (
+        ({"enable_table_across_nodes": True}, 100_000),
+        ({"enable_table_across_nodes": True, "region_threshold": 9}, 9),
+        ({"enable_table_across_nodes": False}, 0),
+    ):
+        body = json.dumps({"replica_config": {"scheduler": section}}).encode()
+        request = documents.update(pb.Changefeed(id="orders", region_threshold=8), body)
+        assert request == pb.UpdateChangefeedRequest(id="orders", region_threshold=threshold)
+
+
 async def test_the_config_that_is_shown_can_be_sent_back_with_another_filter():
     _, shown, _ = await asked("GET", "/api/v2/changefeeds/orders")
     config = shown["config"]
