@@ -140,7 +140,23 @@ def _number(text: str, most: int) -> int:
 
 def add_yes(verb: argparse.ArgumentParser, text: str = "do not ask") -> None:
     """Add the flag that says yes beforehand; `--no-confirm` is its name in `cdc cli`."""
-    verb.add_argument("--yes", "--no-confirm", action="store_true", help=text)
+    verb.add_argument(
+        "--yes",
+        "--no-confirm",
+        nargs="?",
+        type=_flag,
+        const=True,
+        default=False,
+        metavar="true|false",
+        help=text,
+    )
+
+
+def _flag(text: str) -> bool:
+    """Scripts that were written for `cdc cli` say `--no-confirm=true`."""
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text == "true"
 
 
 def confirm(question: str) -> None:

@@ -61,6 +61,8 @@ _STATISTICS_COLUMNS = tuple(
 )
 _STATISTICS_S = 10.0
 _SYNCED_LOOK_S = 1.0
+_SIMPLE = ("id", "namespace", "state", "checkpoint_tso", "checkpoint_time", "error")
+"""What `query --simple` shows, as in `cdc cli`."""
 _MOVE_S = 660.0
 """A little longer than the capture waits for the table to catch up."""
 _MOVE_SHOWN_S = 3.0
@@ -146,7 +148,11 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         verb.set_defaults(command=command)
         return verb
 
-    add_watch(add("query", query_changefeed, "show one changefeed in detail"))
+    query = add("query", query_changefeed, "show one changefeed in detail")
+    query.add_argument(
+        "-s", "--simple", action="store_true", help="only state, checkpoint and error"
+    )
+    add_watch(query)
     add(
         "history",
         show_history,
@@ -287,13 +293,17 @@ async def list_changefeeds(remote: Remote, _: argparse.Namespace) -> Output:
 
 async def query_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
     """One changefeed."""
-    return Output(detail(await _queried(remote, arguments.changefeed_id)))
+    shown = await _shown(remote, arguments)
+    return Output({name: shown[name] for name in _SIMPLE} if arguments.simple else shown)
+
+
+async def _shown(remote: Remote, arguments: argparse.Namespace) -> dict[str, Any]:
+    return detail(await _queried(remote, arguments.changefeed_id))
 
 
 async def show_history(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Show the events of a changefeed's life, the oldest first."""
-    shown = await query_changefeed(remote, arguments)
-    return Output(history(shown.document), _HISTORY_COLUMNS)
+    return Output(history(await _shown(remote, arguments)), _HISTORY_COLUMNS)
 
 
 async def show_statistics(remote: Remote, arguments: argparse.Namespace) -> Output:
@@ -480,13 +490,12 @@ async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
 
 async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Forget a changefeed after asking; with --dry-run only show it."""
-    shown = await query_changefeed(remote, arguments)
+    shown = await _shown(remote, arguments)
     if arguments.dry_run:
-        return Output({"dry_run": True} | shown.document)
+        return Output({"dry_run": True} | shown)
     if not arguments.yes:
         confirm(
-            f"Remove changefeed {arguments.changefeed_id} at checkpoint "
-            f"{shown.document['checkpoint_tso']}?"
+            f"Remove changefeed {arguments.changefeed_id} at checkpoint {shown['checkpoint_tso']}?"
         )
     request = pb.RemoveChangefeedRequest(id=arguments.changefeed_id)
     async with remote.capture() as channel:

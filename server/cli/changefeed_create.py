@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,8 +80,8 @@ def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
     create.add_argument(
         "-c",
         "--changefeed-id",
-        required=True,
-        help="its new id: letters, digits and single hyphens",
+        default="",
+        help="its new id: letters, digits and single hyphens (default: a UUID)",
     )
     create.add_argument("--sink-uri", required=True, help="the target, such as delta:///path")
     create.add_argument(
@@ -271,7 +272,7 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         ignore_ineligible |= config.ignore_ineligible_table
         force_replicate |= config.force_replicate
     request = pb.CreateChangefeedRequest(
-        id=arguments.changefeed_id,
+        id=arguments.changefeed_id or str(uuid.uuid4()),
         sink_uri=arguments.sink_uri,
         start_ts=arguments.start_ts,
         target_ts=arguments.target_ts,

@@ -290,3 +290,21 @@ def test_the_coordinators_say_what_pd_ctl_shows(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[1].split() == ["4", "s:1"]
     assert cli.run(["region", "7", "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"id": 7}
+
+
+def test_commands_of_cdc_cli_are_read_as_they_are():
+    parse = cli.cli_parser().parse_args
+    created = parse(["changefeed", "create", "--sink-uri", "delta:///lake", "--no-confirm=true"])
+    assert (created.changefeed_id, created.yes) == ("", True)
+    assert parse(["changefeed", "query", "-s", "-c", "a"]).simple
+    for words, is_confirmed in (([], False), (["--no-confirm"], True), (["--yes=false"], False)):
+        assert parse(["changefeed", "remove", "-c", "a", *words]).yes is is_confirmed
+
+
+@pytest.mark.parametrize("option", ["--route=a.b=c.d", "--start-ts=5", "--force-replicate"])
+def test_what_update_cannot_change_is_said_by_name(option, capsys):
+    with pytest.raises(SystemExit):
+        cli.cli_parser().parse_args(["changefeed", "update", "-c", "a", option])
+    assert (
+        f"{option.partition('=')[0]} of a changefeed cannot be changed" in capsys.readouterr().err
+    )
