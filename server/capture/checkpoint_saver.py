@@ -37,6 +37,7 @@ _FINAL_SAVE_S = 5.0
 _COLLECT_EVERY_S = 60.0
 _SWEEP_EVERY_S = 60.0
 _AUDITS_EVERY_S = 2.0
+_WARN_EVERY_S = 10.0
 
 _log = structlog.get_logger(__name__)
 
@@ -74,6 +75,7 @@ class CheckpointSaver:
         self._collected_s = time.monotonic()
         self._sweep_s = 0.0
         self._audits_s = 0.0
+        self._warned_s = -_WARN_EVERY_S
 
     async def run(self) -> None:
         """Save five times a second until cancelled, and once more then."""
@@ -105,7 +107,10 @@ class CheckpointSaver:
                 for feed in [feed for feed in self._feeds.values() if feed.is_filter_due]:
                     await self._handlers.on_filter(feed)
         except (UnavailableError, PdRefusedError) as err:
-            _log.warning("checkpoints cannot be saved now", error=str(err))
+            # It is tried five times a second, and may go on for hours, as when etcd is full.
+            if time.monotonic() >= self._warned_s + _WARN_EVERY_S:
+                self._warned_s = time.monotonic()
+                _log.warning("checkpoints cannot be saved now", error=str(err))
 
     async def _save(self) -> None:
         feeds = self._feeds.values()

@@ -47,6 +47,7 @@ _TSO_TOTAL = Counter("tidemark_coordinator_tso_total", "Timestamps handed out")
 WINDOW_MS = 3000
 _SPARE_MS = 1500
 _CHECK_SECONDS = 0.5
+_WARN_SECONDS = 10.0
 _STEP_SECONDS = 0.001
 _SAVE_SECONDS = 1.0
 _NANOSECONDS_PER_MS = 1_000_000
@@ -167,6 +168,7 @@ class TimestampOracle:
 
     async def run(self) -> None:
         """Keep the limit ahead of the clock, so that callers need not wait for it."""
+        warned_s = -_WARN_SECONDS
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             if self._oracle.limit_ms >= self._now_ms() + _SPARE_MS:
@@ -174,7 +176,9 @@ class TimestampOracle:
             try:
                 await self._grow()
             except MetaUnavailableError as err:
-                _log.warning("the TSO window cannot grow", reason=err.message)
+                if time.monotonic() >= warned_s + _WARN_SECONDS:
+                    warned_s = time.monotonic()
+                    _log.warning("the TSO window cannot grow", reason=err.message)
             except NotLeaderError:
                 return  # the term is over
 
