@@ -268,7 +268,10 @@ class _Operations:
     async def update_changefeed(self, request: Request, changefeed: str) -> dict[str, Any]:
         """Change a changefeed."""
         now = await self._one(changefeed)
-        updated = await self._call("UpdateChangefeed", documents.update(now, request.body))
+        changes = documents.update(now, request.body)
+        if changes is None:
+            return await self._document(now)
+        updated = await self._call("UpdateChangefeed", changes)
         return await self._document(updated.changefeed)
 
     async def remove_changefeed(self, _request: Request, changefeed: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _EXPRESSIONS: Final = tuple(
     f"ignore_{name}_value_expr" for name in ("insert", "update_new", "update_old", "delete")
 )
 _UINT32_MAX: Final = (1 << 32) - 1
+_SECOND_NS: Final = 1_000_000_000
 _NO_UPSTREAM: Final = ("pd_addrs", "ca_path", "cert_path", "key_path", "cert_allowed_cn")
 """Members that name another cluster than the capture's own."""
 NAMESPACES: Final = ("namespace", "keyspace")
@@ -40,8 +41,19 @@ NAMESPACES: Final = ("namespace", "keyspace")
 _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "bdr_mode": (False,),
     "case_sensitive": (False,),
+    "changefeed_error_stuck_duration": (1800 * _SECOND_NS, "30m", "30m0s"),
     "check_gc_safe_point": (True,),
+    "consistent.compression": ("",),
+    "consistent.encoding_worker_num": (16,),
+    "consistent.flush_interval": (2000,),
+    "consistent.flush_worker_num": (8,),
     "consistent.level": ("", "none"),
+    "consistent.max_log_size": (64,),
+    "consistent.memory_usage.memory_quota_percentage": (50,),
+    "consistent.meta_flush_interval": (200,),
+    "consistent.storage": ("",),
+    "consistent.use_file_backend": (False,),
+    "enable_active_active": (False,),
     "enable_sync_point": (False,),
     "enable_table_monitor": (False,),
     "filter.event_filters": ([],),
@@ -50,7 +62,39 @@ _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "integrity.integrity_check_level": ("", "none"),
     "memory_quota": (0, 1 << 30),
     "mounter.worker_num": (0, 16),
+    "scheduler.enable_splittable_check": (False,),
     "scheduler.write_key_threshold": (0,),
+    "sink.advance_timeout_in_sec": (150,),
+    "sink.content_compatible": (False,),
+    "sink.csv.binary_encoding_method": ("", "base64"),
+    "sink.csv.delimiter": (",",),
+    "sink.csv.include_commit_ts": (False,),
+    "sink.csv.null": ("\\N",),
+    "sink.csv.output_field_header": (False,),
+    "sink.csv.output_handle_key": (False,),
+    "sink.csv.output_old_value": (False,),
+    "sink.csv.quote": ('"',),
+    "sink.date_separator": ("", "day"),
+    "sink.debezium.output_old_value": (True,),
+    "sink.debezium_disable_schema": (False,),
+    "sink.delete_only_output_handle_key_columns": (False,),
+    "sink.enable_kafka_sink_v2": (False,),
+    "sink.enable_partition_separator": (True,),
+    "sink.encoder_concurrency": (32,),
+    "sink.only_output_updated_columns": (False,),
+    "sink.open.output_old_value": (True,),
+    "sink.protocol": ("",),
+    "sink.schema_registry": ("",),
+    "sink.send_all_bootstrap_at_start": (False,),
+    "sink.send_bootstrap_in_msg_count": (10_000,),
+    "sink.send_bootstrap_interval_in_sec": (120,),
+    "sink.send_bootstrap_to_all_partition": (True,),
+    "sink.terminator": ("", "\r\n"),
+    "sink.transaction_atomicity": ("",),
+    "sync_point_interval": (600 * _SECOND_NS, "10m", "10m0s"),
+    "sync_point_retention": (86_400 * _SECOND_NS, "24h", "24h0m0s"),
+    "synced_status.checkpoint_interval": (15,),
+    "synced_status.synced_check_interval": (300,),
 }
 """Of TiCDC's replica_config: the values that ask for nothing, which are its defaults."""
 _TERMS: Final[Mapping[str, str]] = {
@@ -523,12 +567,14 @@ def _with_underscores(value: Any) -> Any:
     return value
 
 
-def update(now: pb.Changefeed, body: bytes) -> pb.UpdateChangefeedRequest:
-    """What `PUT changefeeds/{id}` asks for; raises as `creation`.
+def update(now: pb.Changefeed, body: bytes) -> pb.UpdateChangefeedRequest | None:
+    """What `PUT changefeeds/{id}` asks for; None: for what the changefeed has `now`. Raises as
+    `creation`.
 
-    The configuration that a changefeed has `now` may be sent back with other rules.
+    The configuration that a changefeed has may be sent back with other rules, or as it is.
     """
     members = _Members(document_of(body))
+    is_given = any(members.left.get(name) is not None for name in ("replica_config", "target_ts"))
     _check_upstream(members)
     config = ReplicaConfig.parse(members.take("replica_config", _is_object, default={}))
     request = pb.UpdateChangefeedRequest(
@@ -555,7 +601,8 @@ def update(now: pb.Changefeed, body: bytes) -> pb.UpdateChangefeedRequest:
             "filter, sink.column_selectors, sink.column_masks, sink.salt_file and scheduler of a "
             "changefeed can be changed; for the rest, create another one"
         )
-    return request
+    is_same = request == pb.UpdateChangefeedRequest(id=now.id)
+    return None if is_same and is_given else request
 
 
 def _update_reading(
