@@ -28,7 +28,7 @@ from storage.model.ts import physical_ms
 from storage.tidb.field_type import NULL_DATES, SHOWN_DATES
 
 if TYPE_CHECKING:
-    from server.capture.api_v2.documents import ReplicaConfig
+    from server.capture.api_v2.replica_config import ReplicaConfig
 
 UNCLEAR = ("reread", "stop")
 UNCLEAR_HELP = (
@@ -416,8 +416,8 @@ def read_config(path: str) -> "ReplicaConfig":
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigFileError(f"cannot read {path}: {err}") from err
     # Imported here: it brings pyarrow, and other commands need not wait for that.
-    documents = importlib.import_module("server.capture.api_v2.documents")
-    config: ReplicaConfig = documents.ReplicaConfig.parse_toml(text)
+    module = importlib.import_module("server.capture.api_v2.replica_config")
+    config: ReplicaConfig = module.ReplicaConfig.parse_toml(text)
     return config
 
 

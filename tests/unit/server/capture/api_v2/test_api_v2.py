@@ -17,8 +17,12 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.api_v2 import documents
 from server.capture.api_v2.api import Api, _Operations
-from server.capture.api_v2.documents import ReplicaConfig
 from server.capture.api_v2.operations import OPERATIONS, PREFIX, SCHEMAS, openapi
+from server.capture.api_v2.replica_config import (
+    ReplicaConfig,
+    _with_underscores,
+    replica_config,
+)
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
 from server.log import log_config, set_level, set_redaction
 from server.routes import Request
@@ -182,7 +186,7 @@ def test_tables_without_a_key_are_asked_for_in_ticdcs_words():
     assert request.source_uri == "mysql://u@h?force-replicate=true"
     with pytest.raises(InvalidError, match="force-replicate=true is of mysql://"):
         documents.creation(json.dumps(body).encode())
-    read = documents.ReplicaConfig.parse_toml("force-replicate = true")
+    read = ReplicaConfig.parse_toml("force-replicate = true")
     assert read.force_replicate
 
 
@@ -197,9 +201,9 @@ def test_tables_without_a_key_are_asked_for_in_ticdcs_words():
     ],
 )
 def test_big_tables_are_split_as_ticdcs_scheduler_section_asks(text, regions):
-    config = documents.ReplicaConfig.parse_toml(text)
+    config = ReplicaConfig.parse_toml(text)
     assert config.region_threshold == regions
-    document = documents._with_underscores(tomllib.loads(text))
+    document = _with_underscores(tomllib.loads(text))
     body = {"sink_uri": "delta:///d", "replica_config": document}
     request = documents.creation(json.dumps(body).encode())
     assert request.region_threshold == regions
@@ -208,7 +212,7 @@ def test_big_tables_are_split_as_ticdcs_scheduler_section_asks(text, regions):
 def test_a_write_key_threshold_is_refused():
     text = "[scheduler]\nenable-table-across-nodes = true\nwrite-key-threshold = 9"
     with pytest.raises(InvalidError, match="write_key_threshold"):
-        documents.ReplicaConfig.parse_toml(text)
+        ReplicaConfig.parse_toml(text)
 
 
 def test_without_id_and_filter_it_gets_an_id_and_all_tables():
@@ -437,7 +441,7 @@ def test_all_of_a_configuration_is_shown_and_is_the_same_when_it_comes_back():
         ignore_ineligible_table=True,
         region_threshold=7,
     )
-    shown = documents.replica_config(now)
+    shown = replica_config(now)
     assert shown["scheduler"] == {"enable_table_across_nodes": True, "region_threshold": 7}
     assert shown["sink"]["dispatchers"][0] == {
         "matcher": ["shop_*.orders"],
@@ -448,7 +452,7 @@ def test_all_of_a_configuration_is_shown_and_is_the_same_when_it_comes_back():
     body = json.dumps({"replica_config": shown}).encode()
     assert documents.update(now, body) is None, "it is so already"
     assert len(ReplicaConfig.parse(shown).masks) == 2
-    assert ReplicaConfig.parse(documents.replica_config(pb.Changefeed(filter=["a.b"]))).rules
+    assert ReplicaConfig.parse(replica_config(pb.Changefeed(filter=["a.b"]))).rules
 
 
 async def test_lists_have_ticdcs_form_and_filter_by_state():
