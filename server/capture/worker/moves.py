@@ -185,8 +185,8 @@ class TableMover:
         splitting = self._tables.splitting
         if splitting is None:
             raise TableMoveError(
-                "tables of this changefeed are not split: `enable-table-across-nodes` of "
-                "[scheduler] is to be there when it is created"
+                "tables of this changefeed are not split: set `enable-table-across-nodes` of "
+                "[scheduler] first, by `changefeed update --config FILE`"
             )
         try:
             async with asyncio.timeout(MOVE_S), self._moving:
