@@ -22,6 +22,11 @@ def reloads(outcome):
     return REGISTRY.get_sample_value(name, {"outcome": outcome}) or 0.0
 
 
+def is_unusable():
+    labels = {"files": "the readers' token"}
+    return REGISTRY.get_sample_value("tidemark_rpc_files_unusable", labels)
+
+
 def test_a_new_token_is_asked_for_without_a_restart(tmp_path):
     path = tmp_path / "token"
     path.write_text("old-token\n")
@@ -43,8 +48,10 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path):
     path.unlink()
     readers.admit([b"old-token"])
     assert reloads("failed") == before + 2
+    assert is_unusable() == 1
     path.write_text("the-new-token\n")
     readers.admit([b"the-new-token"])
+    assert is_unusable() == 0
 
 
 def test_at_the_start_the_file_must_hold_a_token(tmp_path):
