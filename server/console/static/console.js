@@ -80,7 +80,7 @@ function changefeedRow(feed) {
   const paused = feed.state === "stopped" || feed.state === "failed" || feed.state === "finished";
   const verb = paused ? "resume" : "pause";
   const job = feed.lake_job || "none";
-  const name = element("button", { class: "name", onclick: () => open(feed.id) }, feed.id);
+  const name = element("button", { class: "name", "data-part": "name", onclick: () => open(feed.id) }, feed.id);
   const row = element("tr", { "data-id": feed.id, class: feed.id === view.chosen ? "chosen" : "" },
     cell("Changefeed", [name]),
     cell("State", [
@@ -91,11 +91,13 @@ function changefeedRow(feed) {
     cell("Stages", [stageBar(feed.stages)]),
     cell("Lake job", [
       element("span", { class: job }, job),
-      feed.spark_ui ? element("a", { href: feed.spark_ui, target: "_blank", rel: "noreferrer" }, "Spark UI") : null,
+      feed.spark_ui ? element("a", { "data-part": "spark", href: feed.spark_ui, target: "_blank", rel: "noreferrer" }, "Spark UI") : null,
     ].filter(Boolean)),
     cell("Dump", dumpCell(feed.dump)),
     cell("Sink", feed.sink_uri),
-    cell("", [element("button", { onclick: () => steer(feed.id, verb) }, verb)]),
+    cell("", [element("button", {
+      "data-part": "steer", "aria-label": `${verb} ${feed.id}`, onclick: () => steer(feed.id, verb),
+    }, verb)]),
   );
   return row;
 }
@@ -178,10 +180,10 @@ function show() {
   at("findings").replaceChildren(...findings);
   const feeds = shownFeeds();
   if (!feeds.some((feed) => feed.id === view.chosen)) view.chosen = feeds.length ? feeds[0].id : "";
-  const held = document.activeElement?.closest?.("tr[data-id]")?.dataset.id;
-  const wasButton = document.activeElement?.className === "name" ? "button.name" : "td:last-child button";
+  const focused = document.activeElement;
+  const row = focused?.closest("tr[data-id]")?.dataset.id;
   at("changefeeds").tBodies[0].replaceChildren(...feeds.map(changefeedRow));
-  if (held) document.querySelector(`tr[data-id="${CSS.escape(held)}"] ${wasButton}`)?.focus();
+  if (row) document.querySelector(`tr[data-id="${CSS.escape(row)}"] [data-part="${focused.dataset.part}"]`)?.focus();
   at("daemons").tBodies[0].replaceChildren(...[...shown.daemons, ...shown.captures.map(capture)].map(daemonRow));
   at("gc").textContent = shown.gc ? shown.gc.summary : "the coordinator does not explain its garbage collection";
   at("blockers").replaceChildren(...(shown.gc ? shown.gc.blockers : []).map(blocker));
@@ -195,13 +197,20 @@ async function look() {
     const said = await answer.json();
     if (!answer.ok) throw new Error(`${said.error_code} ${said.error_msg}`);
     view.document = said;
-    at("live").className = "";
-    at("live").textContent = `live, ${new Date().toLocaleTimeString()}`;
+    tellLive("live", "");
+    at("looked").textContent = `, ${new Date().toLocaleTimeString()}`;
     show();
   } catch (error) {
-    at("live").className = "lost";
-    at("live").textContent = `not live: ${error.message}`;
+    tellLive(`not live: ${error.message}`, "lost");
+    at("looked").textContent = "";
   }
+}
+
+function tellLive(text, kind) {
+  // Who hears the page is told what changes, not that nothing has.
+  if (at("live").textContent === text) return;
+  at("live").className = kind;
+  at("live").textContent = text;
 }
 
 function open(id) {
@@ -215,6 +224,7 @@ function move(step) {
   const next = feeds.indexOf(view.chosen) + step;
   view.chosen = feeds[Math.min(feeds.length - 1, Math.max(0, next))] || "";
   show();
+  document.querySelector("tr.chosen")?.scrollIntoView({ block: "nearest" });
 }
 
 document.addEventListener("keydown", (event) => {
@@ -223,9 +233,9 @@ document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") event.target.blur();
     return;
   }
-  if (event.target.tagName === "BUTTON" && event.key === "Enter") return;
+  if (["BUTTON", "A"].includes(event.target.tagName) && event.key === "Enter") return;
   const keys = {
-    j: () => move(1), k: () => move(-1), ArrowDown: () => move(1), ArrowUp: () => move(-1),
+    j: () => move(1), k: () => move(-1),
     Enter: () => view.chosen && open(view.chosen),
     p: () => view.chosen && steer(view.chosen, "pause"),
     r: () => view.chosen && steer(view.chosen, "resume"),

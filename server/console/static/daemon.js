@@ -66,13 +66,20 @@ async function look() {
       return { ...each, rate: known ? (each.value - before.values.get(key)) / (now - before.time) : null };
     });
     before = { time: now, values };
-    at("live").className = "";
-    at("live").textContent = `live, ${new Date().toLocaleTimeString()}`;
+    tellLive("live", "");
+    at("looked").textContent = `, ${new Date().toLocaleTimeString()}`;
     show();
   } catch (error) {
-    at("live").className = "lost";
-    at("live").textContent = `not live: ${error.message}`;
+    tellLive(`not live: ${error.message}`, "lost");
+    at("looked").textContent = "";
   }
+}
+
+function tellLive(text, kind) {
+  // Who hears the page is told what changes, not that nothing has.
+  if (at("live").textContent === text) return;
+  at("live").className = kind;
+  at("live").textContent = text;
 }
 
 document.addEventListener("keydown", (event) => {
