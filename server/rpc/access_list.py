@@ -299,7 +299,7 @@ def clients_of(text: str, path: str) -> Clients:
     """
     try:
         return _parsed(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError) as err:
+    except (ValueError, RecursionError) as err:
         raise AccessFileError(f"the access file {path} is not TOML: {err}") from None
     except AccessFileError as err:
         raise AccessFileError(f"the access file {path} cannot be used: {err.message}") from None

@@ -217,7 +217,7 @@ class ReplicaConfig:
         """
         try:
             document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as err:
+        except (ValueError, RecursionError) as err:
             raise ParameterError(f"the changefeed's configuration is no TOML: {err}") from err
         return cls.parse(_with_underscores(document))
 

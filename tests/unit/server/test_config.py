@@ -168,11 +168,15 @@ def test_an_unknown_section_names_the_nearest(tmp_path: Path) -> None:
         read_document(str(path), ["store", "log"])
 
 
-def test_a_missing_or_broken_file_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the configuration file .*: No such file"):
         read_document(str(tmp_path / "none.toml"), ["store"])
+
+
+@pytest.mark.parametrize("text", ["[store\n", "a=" + "[" * 5000, "a=" + "9" * 5000])
+def test_a_broken_file_is_one_clear_error(tmp_path: Path, text: str) -> None:
     broken = tmp_path / "broken.toml"
-    broken.write_text("[store\n")
+    broken.write_text(text)
     with pytest.raises(ConfigError, match="is not TOML"):
         read_document(str(broken), ["store"])
 

@@ -135,6 +135,8 @@ def test_without_a_file_everybody_may_do_everything():
     [
         ("", "nobody could call"),
         ("[[client", "is not TOML"),
+        ("client=" + "[" * 5000, "is not TOML"),
+        ("client=" + "9" * 5000, "is not TOML"),
         ("client = 5", "nobody could call"),
         ("client = [5]", "client 1: it is no table"),
         ("[[clients]]\nname='a'", "'clients' is unknown"),

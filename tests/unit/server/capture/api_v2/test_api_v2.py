@@ -775,6 +775,8 @@ def test_ticdcs_configuration_file_gives_what_a_body_gives():
         ("[[filter.event-filters]]\nignore-sql = '^drop'", "event_filters.ignore_sql cannot be"),
         ("[[filter.event-filters]]\nignore = ['x']", "event_filters.ignore: no such member"),
         ("enable-old-value = true", "replica_config.enable_old_value is not supported"),
+        ("a = " + "[" * 5000, "is no TOML"),
+        ("a = " + "9" * 5000, "is no TOML"),
     ],
 )
 def test_a_key_that_asks_for_something_else_is_an_error(text, said):
