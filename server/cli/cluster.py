@@ -22,7 +22,7 @@ from server.cli.arguments import period, timestamp
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote, RemoteError
 from server.exit_status import EXIT_ERROR, EXIT_OK
-from server.rpc.credentials import SecurityConfig
+from server.rpc.credentials import SecurityConfig, no_pass_phrase
 from server.rpc.members import addresses_of
 from server.rpc.pd import PdUnavailableError
 from storage.model.ts import logical, physical_ms
@@ -119,7 +119,7 @@ def _fetched(address: str, path: str, security: SecurityConfig) -> Any:
     if security.enabled:
         context = ssl.create_default_context(cafile=security.ca_path or None)
         if security.cert_path:
-            context.load_cert_chain(security.cert_path, security.key_path or None)
+            context.load_cert_chain(security.cert_path, security.key_path or None, no_pass_phrase)
         handlers.append(urllib.request.HTTPSHandler(context=context))
     scheme = "https" if security.enabled else "http"
     opener = urllib.request.build_opener(*handlers)

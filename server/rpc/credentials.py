@@ -161,12 +161,17 @@ def client_tls(security: SecurityConfig) -> ssl.SSLContext | None:
         context = ssl.create_default_context(cafile=security.ca_path or None)
         context.set_alpn_protocols(["h2"])
         if security.cert_path and security.key_path:
-            context.load_cert_chain(security.cert_path, security.key_path)
+            context.load_cert_chain(security.cert_path, security.key_path, no_pass_phrase)
     except OSError as err:
         raise CredentialsError(
             f"the TLS files cannot be used: {err}; check --ca-path, --cert-path, --key-path"
         ) from err
     return context
+
+
+def no_pass_phrase() -> str:
+    """Refuse an encrypted private key: OpenSSL would ask at the terminal, and wait."""
+    raise OSError("the private key is encrypted; write it without a pass phrase (openssl pkey)")
 
 
 class ListenerTls:
@@ -224,7 +229,7 @@ def server_tls(security: SecurityConfig) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION
     _check_pem(security)
     try:
-        context.load_cert_chain(security.cert_path, security.key_path)
+        context.load_cert_chain(security.cert_path, security.key_path, no_pass_phrase)
         if security.ca_path:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(security.ca_path)

@@ -51,6 +51,12 @@ class Certificates:
             key_path=str(path / f"{file}.key"),
         )
 
+    def encrypted_key(self, pass_phrase: str) -> str:
+        """The node's key, encrypted; returns its path."""
+        encrypted = ("-aes256", "-passout", f"pass:{pass_phrase}")
+        self._openssl(["pkey", "-in", "node.key", *encrypted, "-out", "encrypted.key"])
+        return str(self.directory / "encrypted.key")
+
     def _openssl(self, arguments: Sequence[str]) -> None:
         fresh = ["-newkey", "rsa:2048", "-nodes"] if arguments[0] == "req" else []
         subprocess.run(

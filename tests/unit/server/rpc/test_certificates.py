@@ -35,6 +35,7 @@ from server.rpc.credentials import (
     CredentialsError,
     ListenerTls,
     SecurityConfig,
+    client_tls,
     common_names,
     expires_s,
     grpcio_credentials,
@@ -298,6 +299,33 @@ def test_names_without_a_ca_are_refused_at_the_start(certificates: Certificates)
     for given_security in (security, SecurityConfig(cert_allowed_cn=("node",))):
         with pytest.raises(CredentialsError, match="--ca-path"):
             RpcServer(given_security)
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_pass_phrase(
+    certificates: Certificates, engine: Engine
+) -> None:
+    encrypted = replace(
+        certificates.security(ca=True), key_path=certificates.encrypted_key("secret")
+    )
+    with pytest.raises(CredentialsError, match="key is encrypted; write it without a pass phrase"):
+        RpcServer(encrypted, suited=engine)
+    with pytest.raises(CredentialsError, match="key is encrypted"):
+        client_tls(encrypted)
+
+
+def test_a_file_that_goes_while_it_is_read_changes_nothing(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloaded, "_LOOK_EVERY_S", 0)
+    security = certificates.sign("gone", "gone")
+    listener = ListenerTls(security)
+    before = listener.context()
+    Path(security.key_path).rename(f"{security.key_path}.old")
+    # it is there when its content is looked at, and not when OpenSSL opens it
+    monkeypatch.setattr(credentials, "_check_pem", lambda _: None)
+    with capture_logs() as logs:
+        assert listener.context() is before
+    assert "No such file" in logs[0]["reason"]
 
 
 def test_a_key_that_does_not_fit_is_one_clear_error(

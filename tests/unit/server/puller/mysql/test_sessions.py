@@ -1,6 +1,10 @@
-"""A session that is of no use any more is closed at once, not by the garbage collector."""
+"""A session that is of no use any more is closed at once, not by the garbage collector; one with
+a client's key that is encrypted does not begin.
+"""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import pymysql
@@ -10,9 +14,10 @@ from server.changefeed.source import Address
 from server.dump.mysql import reader as dump
 from server.puller.mysql.log import opening
 from server.puller.mysql.log.stream import LogPlace, open_stream
-from server.puller.mysql.session.connection import Session
-from server.puller.mysql.session.errors import MySqlUnavailableError
+from server.puller.mysql.session.connection import Session, log_in_to
+from server.puller.mysql.session.errors import MySqlTlsError, MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
+from tests.unit.server.certificates import Certificates
 
 ADDRESS = Address("db", 3306)
 OPTIONS = MySqlOptions(addresses=(ADDRESS,), user="u")
@@ -86,3 +91,19 @@ def test_one_of_a_dump_that_may_write_no_watermark(
     monkeypatch.setattr(dump, "log_in", lambda _: session_of(made, 1))
     with pytest.raises(MySqlUnavailableError):
         dump.Server("feed", OPTIONS)
+
+
+def test_nobody_is_asked_for_the_pass_phrase_of_a_key(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    password = tmp_path / "password"
+    password.write_text("p")
+    encrypted = replace(
+        OPTIONS,
+        password_file=str(password),
+        tls="verify",
+        ca=str(tmp_path / "ca.pem"),
+        cert=str(tmp_path / "node.pem"),
+        key=certificates.encrypted_key("secret"),
+    )
+    with pytest.raises(MySqlTlsError, match="key is encrypted; write it without a pass phrase"):
+        log_in_to(Address("127.0.0.1", 1), encrypted)
