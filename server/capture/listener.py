@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Final, Protocol
 
+import structlog
 from prometheus_client import Counter
 
 from server.config import ConfigError
@@ -38,7 +39,7 @@ from server.rpc.credentials import (
 from server.rpc.grpcio_front import PassingListener, passed_on
 from server.rpc.reloaded import Reloaded
 from sink.flight.feeds import Feeds
-from sink.flight.server import FlightServer, FlightTls, open_server, port_error
+from sink.flight.server import FlightPortError, FlightServer, FlightTls, open_server, port_error
 from sink.flight.tokens import (
     MayRead,
     OneToken,
@@ -56,6 +57,9 @@ _TOKEN_RELOADS = Counter(
     "Changes of the file of --flight-token-file: `ok` if it is used, `failed` if it cannot be",
     ["outcome"],
 )
+
+
+_log = structlog.get_logger(__name__)
 
 
 class ClosableFeeds(Feeds, Protocol):
@@ -219,14 +223,24 @@ async def _listening_with_tls(
 
 
 async def _renewing(files: Reloaded[FlightTls], renew: Callable[[], None]) -> None:
-    """Call `renew` within a second or two after the files have changed; for ever."""
-    version = files.version
+    """Call `renew` within a second or two after the files have changed, until it can; for ever."""
+    version, failed = files.version, files.version
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
         files.current()
-        if files.version != version:
-            version = files.version
+        if files.version == version:
+            continue
+        try:
             renew()
+        except FlightPortError as err:
+            # Out of files or ports, say: those who are connected are served meanwhile.
+            if failed != files.version:
+                _log.warning(
+                    "Flight cannot show its new certificate; it tries again", error=str(err)
+                )
+            failed = files.version
+        else:
+            version = files.version
 
 
 def _waiting(server: FlightServer) -> threading.Thread:

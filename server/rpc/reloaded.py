@@ -67,7 +67,8 @@ class Reloaded(Generic[T]):
         try:
             self._value = self._make()
             self.version += 1
-        except TidemarkError as err:
+        except (TidemarkError, OSError) as err:
+            # The second: a file went away between two looks at it.
             self._reloads.labels("failed").inc()
             _UNUSABLE.labels(self._what).set(1)
             # Of several files one may be written after the other: the next change tries again.

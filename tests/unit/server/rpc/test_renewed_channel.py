@@ -19,6 +19,7 @@ from kvproto import tikvpb_pb2 as tikvpb
 from kvproto import tikvpb_pb2_grpc
 from pyspark_tidemark import connection
 from pyspark_tidemark.options import Credentials
+from structlog.testing import capture_logs
 
 from server.capture import listener
 from server.capture.listener import serving_flight
@@ -28,6 +29,7 @@ from server.rpc.config import Engine
 from server.rpc.credentials import CredentialsError, SecurityConfig, channel_credentials
 from server.rpc.renewed_channel import RenewedBlockingChannel
 from server.rpc.server import RpcServer
+from sink.flight.server import port_error
 from tests.unit.server.certificates import Certificates
 
 TIKV = tikvpb.DESCRIPTOR.services_by_name["Tikv"]
@@ -195,3 +197,30 @@ async def test_flight_shows_a_new_certificate_and_ends_no_stream(
             rows = await asyncio.to_thread(each.read_all)
             assert rows.num_rows == (3 if each is stream else 6)
         assert flight.bound == uri.removeprefix("grpc+tls://")
+
+
+async def test_flight_that_cannot_begin_anew_tries_again(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are no files left, say; the capture goes on."""
+    security = certificates.sign("first", "flight")
+    feeds: Any = Feeds()
+    failures, open_server = [1, 2], listener.open_server
+
+    def opened(*arguments: Any) -> Any:
+        if failures:
+            failures.pop()
+            raise port_error("127.0.0.1:0")
+        return open_server(*arguments)
+
+    async with serving_flight(feeds, "127.0.0.1:0", security=security) as flight:
+        monkeypatch.setattr(listener, "open_server", opened)
+        first = flight._server
+        with capture_logs() as logs:
+            certificates.sign("second", "flight")
+            while flight._server is first:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.01)
+    assert not failures
+    # one for each state of the files that was seen while openssl wrote them
+    again = [line for line in logs if "it tries again" in line["event"]]
+    assert 1 <= len(again) <= 2
