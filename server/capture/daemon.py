@@ -50,13 +50,12 @@ from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.puller import StuckLocks, TablePuller
 from server.rpc.access_guard import guarded
 from server.rpc.access_list import Access, open_access
-from server.rpc.client import metadata_at
+from server.rpc.client import metadata_at, token_of
 from server.rpc.config import Engine
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
-from sink.flight.tokens import read_token
 from storage.spill_codec import SpillCodec
 from storage.tasks import background_tasks
 
@@ -255,7 +254,7 @@ def _peer_access(config: CaptureConfig, security: SecurityConfig) -> PeerAccess:
         TokenFileError: its file cannot be read, or holds no token.
     """
     if config.token_file:
-        read_token(config.token_file)
+        token_of(config.token_file)
     return PeerAccess(security, config.token_file or config.flight_token_file)
 
 

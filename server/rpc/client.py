@@ -2,7 +2,8 @@
 of an address where no channel gets ready.
 
 Every coordinator serves the metadata, by etcd's API, at its own address. A token is read from its
-file for each call that brings it, and kept nowhere: a new one is in use with the next call.
+file for each call that brings it: a new one is in use with the next call. While the file cannot be
+used, such as one that is being written, calls bring the former one.
 
 gRPC only says that a channel does not get ready, whatever the reason: nobody listens, a web server
 answers, only one side uses TLS, a certificate does not fit, or the peer accepts connections and
@@ -17,11 +18,13 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+import structlog
 
 from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.credentials import NOT_TLS_REASONS, SecurityConfig, channel_credentials, client_tls
+from server.rpc.reloaded import UNUSABLE
 from server.rpc.renewed_channel import RenewedChannel
-from sink.flight.tokens import read_token
+from sink.flight.tokens import TokenFileError, read_token
 from storage.meta.client import EtcdMeta, open_meta
 
 _OPTIONS = (
@@ -45,6 +48,13 @@ _SETTINGS_FRAME = 4
 _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
 _ANSWER_BYTES = 64
 _ANSWER_S = 2.0
+_FILES: Final = "the token for other daemons"
+_tokens: dict[str, str] = {}
+"""The latest token of each file."""
+_failing: set[str] = set()
+"""Files that cannot be used now."""
+
+_log = structlog.get_logger(__name__)
 
 
 def connect(
@@ -82,7 +92,7 @@ def metadata_at(
 def token_interceptors(path: str) -> list[Any]:
     """Return interceptors that send the token of a file with each call of an asyncio channel.
 
-    Calls raise TokenFileError if it cannot be read.
+    Calls raise TokenFileError as long as it could never be read.
     """
     return [_UnaryUnary(path), _UnaryStream(path)]
 
@@ -142,7 +152,29 @@ def _with_token(details: Any, path: str) -> Any:
 
 
 def _metadata_with_token(metadata: Any, path: str) -> tuple[tuple[str, Any], ...]:
-    return (*(metadata or ()), (_AUTHORIZATION, f"Bearer {read_token(path)}"))
+    return (*(metadata or ()), (_AUTHORIZATION, f"Bearer {token_of(path)}"))
+
+
+def token_of(path: str) -> str:
+    """The token of a file, or the one that it had before it became unusable.
+
+    Raises:
+        TokenFileError: there has been none.
+    """
+    try:
+        _tokens[path] = read_token(path)
+    except TokenFileError as err:
+        if path not in _tokens:
+            raise
+        if path not in _failing:
+            _failing.add(path)
+            UNUSABLE.labels(_FILES).set(1)
+            _log.warning(f"{_FILES} changed and cannot be used; it stays", reason=str(err))
+    else:
+        if path in _failing:
+            _failing.discard(path)
+            UNUSABLE.labels(_FILES).set(0)
+    return _tokens[path]
 
 
 async def diagnose(address: str, security: SecurityConfig) -> str:

@@ -14,7 +14,7 @@ from prometheus_client import Counter, Gauge
 from storage.model.errors import TidemarkError
 
 _LOOK_EVERY_S: Final = 1.0
-_UNUSABLE = Gauge(
+UNUSABLE = Gauge(
     "tidemark_rpc_files_unusable",
     "1 while files that were changed cannot be used, and what was read before is still in force",
     ["files"],
@@ -70,13 +70,13 @@ class Reloaded(Generic[T]):
         except (TidemarkError, OSError) as err:
             # The second: a file went away between two looks at it.
             self._reloads.labels("failed").inc()
-            _UNUSABLE.labels(self._what).set(1)
+            UNUSABLE.labels(self._what).set(1)
             # Of several files one may be written after the other: the next change tries again.
             if self._is_new_line(f"{self._read_state} {err}"):
                 _log.warning(f"{self._what} changed and cannot be used; it stays", reason=str(err))
         else:
             self._reloads.labels("ok").inc()
-            _UNUSABLE.labels(self._what).set(0)
+            UNUSABLE.labels(self._what).set(0)
             if self._is_new_line(f"{self._read_state}"):
                 _log.info(f"{self._what} was read again", file=self._paths[0])
 

@@ -4,7 +4,7 @@ endpoints are tried in turn.
 Invariants:
 1. A connection belongs to one process. Spark forks and pickles readers, so clients live in a
    module-level cache keyed by pid, never in a reader.
-2. A token is read from its file for each call, sent as a header, and kept nowhere.
+2. A token is read from its file for each call, and sent as a header.
 3. A client shows the certificate of the files as they were when it was made. Once they have
    changed there is a new one: a job may live longer than a certificate.
 """
@@ -48,6 +48,7 @@ _WHERE = "a capture gives rows at its Flight port, 8301 unless --flight-addr say
 _Files = tuple[tuple[int, int, int] | None, ...]
 _clients: dict[tuple[int, str, Credentials], tuple[_Files, Any]] = {}
 _answered: dict[tuple[str, ...], str] = {}
+_tokens: dict[str, bytes] = {}
 
 
 def client(uri: str, credentials: Credentials) -> Any:
@@ -85,11 +86,24 @@ def call_options(credentials: Credentials, timeout_s: float) -> Any:
     """A deadline in seconds, and who is calling."""
     headers = []
     if credentials.token_file:
-        token = _content(credentials.token_file, "token file").strip()
-        if not token:
-            raise SourceError("ErrCredentials", f"the token file {credentials.token_file} is empty")
-        headers.append((b"authorization", b"Bearer " + token))
+        headers.append((b"authorization", b"Bearer " + _token(credentials.token_file)))
     return fl.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+
+def _token(path: str) -> bytes:
+    """The token of a file; as long as the file is empty or away, the one that it had before."""
+    try:
+        _tokens[path] = _read_token(path)
+    except SourceError:
+        if path not in _tokens:
+            raise
+    return _tokens[path]
+
+
+def _read_token(path: str) -> bytes:
+    if token := _content(path, "token file").strip():
+        return token
+    raise SourceError("ErrCredentials", f"the token file {path} is empty")
 
 
 def last_good_first(

@@ -291,7 +291,14 @@ async def test_a_listener_asks_by_token_or_certificate_and_clients_bring_theirs(
         assert await outcomes(bound, own, token) == ["OK", "OK"]
         stub = await asyncio.to_thread(stub_at, bound, own, token)
         assert len(await asyncio.to_thread(lambda: list(stub.Run(worker_pb2.RunRequest())))) == 1
-        (tmp_path / "token").unlink()
-        async with connect(bound, own, token) as channel:
-            with pytest.raises(TokenFileError):
-                await channel.unary_unary(f"{CHANGEFEEDS}ListChangefeeds")(LISTING, timeout=60)
+        # As long as nothing can be read, the former one is brought.
+        for change in (lambda: (tmp_path / "token").write_text(""), (tmp_path / "token").unlink):
+            change()
+            assert await outcomes(bound, own, token) == ["OK", "OK"]
+            labels = {"files": "the token for other daemons"}
+            assert REGISTRY.get_sample_value("tidemark_rpc_files_unusable", labels) == 1
+        (tmp_path / "token").write_text("looks")
+        assert await outcomes(bound, own, token) == ["OK", "PERMISSION_DENIED"]
+        assert REGISTRY.get_sample_value("tidemark_rpc_files_unusable", labels) == 0
+        with pytest.raises(TokenFileError):
+            await outcomes(bound, own, str(tmp_path / "none"))

@@ -103,6 +103,22 @@ def test_a_token_file_that_is_missing_or_empty_is_told(tmp_path, content):
         connection.call_options(Credentials(token_file=str(path)), 1.0)
 
 
+def test_a_token_file_that_is_being_replaced_gives_the_token_that_it_had(tmp_path):
+    path = tmp_path / "token"
+
+    def brought():
+        return connection._token(str(path))
+
+    path.write_text("first\n")
+    assert brought() == b"first"
+    path.write_text("")
+    assert brought() == b"first"
+    path.unlink()
+    assert brought() == b"first"
+    path.write_text("second\n")
+    assert brought() == b"second"
+
+
 def test_another_server_at_the_address_is_told_at_once_and_where_captures_are():
     def ask(uri):
         raise pa.ArrowNotImplementedError("unknown method DoAction for service FlightService")
