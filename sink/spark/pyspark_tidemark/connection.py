@@ -11,7 +11,8 @@ Invariants:
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -49,6 +50,8 @@ _Files = tuple[tuple[int, int, int] | None, ...]
 _clients: dict[tuple[int, str, Credentials], tuple[_Files, Any]] = {}
 _answered: dict[tuple[str, ...], str] = {}
 _tokens: dict[str, bytes] = {}
+_let_in: set[tuple[str, str]] = set()
+"""Captures that have taken a call, each with the file of the token."""
 
 
 def client(uri: str, credentials: Credentials) -> Any:
@@ -104,6 +107,22 @@ def _read_token(path: str) -> bytes:
     if token := _content(path, "token file").strip():
         return token
     raise SourceError("ErrCredentials", f"the token file {path} is empty")
+
+
+@contextmanager
+def token_may_change(uri: str, credentials: Credentials) -> Iterator[None]:
+    """For a call: a capture that has let the token's reader in before, and refuses it now, is as
+    good as one that does not answer. A new token is written on one side after the other.
+    """
+    key = uri, credentials.token_file
+    try:
+        yield
+    except fl.FlightUnauthenticatedError as err:
+        if key in _let_in:
+            raise fl.FlightUnavailableError(str(err)) from err
+        raise
+    if credentials.token_file:
+        _let_in.add(key)
 
 
 def last_good_first(

@@ -24,6 +24,7 @@ from pyspark_tidemark.connection import (
     first_answer,
     last_good_first,
     sleep,
+    token_may_change,
 )
 from pyspark_tidemark.errors import MOVED_BACK, SourceError, from_text
 from pyspark_tidemark.options import Options
@@ -332,14 +333,15 @@ class Changefeed:
     def _opened(self, ticket: bytes, skip: int, uri: str) -> tuple[Any, Any]:
         """A stream behind its first `skip` rows, and its next batch."""
         credentials = self._options.credentials
-        stream = client(uri, credentials).do_get(
-            fl.Ticket(ticket), call_options(credentials, _READ_TIMEOUT_S)
-        )
-        for chunk in stream:
-            if skip == 0 or chunk.data.num_rows > skip:
-                return stream, chunk.data.slice(skip)
-            skip -= chunk.data.num_rows
-        return stream, None
+        with token_may_change(uri, credentials):
+            stream = client(uri, credentials).do_get(
+                fl.Ticket(ticket), call_options(credentials, _READ_TIMEOUT_S)
+            )
+            for chunk in stream:
+                if skip == 0 or chunk.data.num_rows > skip:
+                    return stream, chunk.data.slice(skip)
+                skip -= chunk.data.num_rows
+            return stream, None
 
     def _acked(self, ts: int, table: str | None) -> dict[str, Any]:
         body = {"ts": ts, "epoch": self.epoch}
@@ -366,7 +368,9 @@ class Changefeed:
 
         def asked(uri: str) -> dict[str, Any]:
             options = call_options(credentials, timeout_s)
-            results = list(client(uri, credentials).do_action(fl.Action(name, document), options))
+            action = fl.Action(name, document)
+            with token_may_change(uri, credentials):
+                results = list(client(uri, credentials).do_action(action, options))
             answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
             return answer
 

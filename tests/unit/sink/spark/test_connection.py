@@ -119,6 +119,41 @@ def test_a_token_file_that_is_being_replaced_gives_the_token_that_it_had(tmp_pat
     assert brought() == b"second"
 
 
+@pytest.mark.parametrize(
+    ("token_file", "answers", "waits"),
+    [
+        ("/token", [True, False, False, True], True),
+        ("/token", [False], False),
+        ("", [True, False], False),
+    ],
+    ids=["let in before", "never let in", "without a token"],
+)
+def test_who_was_let_in_by_a_token_waits_for_the_new_one(monkeypatch, token_file, answers, waits):
+    monkeypatch.setattr(connection, "_let_in", set())
+    credentials = Credentials(token_file=token_file)
+    pauses = []
+
+    def ask(uri):
+        with connection.token_may_change(uri, credentials):
+            if not answers.pop(0):
+                raise fl.FlightUnauthenticatedError("[TM:ErrUnauthenticated] who?")
+            return uri
+
+    def called():
+        return connection.first_answer(["a"], ask, pause=pauses.append)
+
+    if len(answers) > 1:
+        assert called() == "a"
+    if waits:
+        assert called() == "a"
+    else:
+        with pytest.raises(SourceError, match="ErrUnauthenticated") as refused:
+            called()
+        assert not refused.value.retryable
+    assert not answers
+    assert len(pauses) == (2 if waits else 0)
+
+
 def test_another_server_at_the_address_is_told_at_once_and_where_captures_are():
     def ask(uri):
         raise pa.ArrowNotImplementedError("unknown method DoAction for service FlightService")
