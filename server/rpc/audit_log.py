@@ -2,6 +2,7 @@
 Calls that only read, and those of other daemons, have none.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -24,7 +25,15 @@ OK: Final = "ok"
 BEGUN: Final = "begun"
 """The outcome in the log of a call whose end is not waited for."""
 
-_SAID: Final = {OK: "call changed something", BEGUN: "call changes something"}
+CANCELLED: Final = "cancelled"
+"""The outcome of a call whose client is gone, or whose time was over: what it has begun may have
+been carried out.
+"""
+_SAID: Final = {
+    OK: "call changed something",
+    BEGUN: "call changes something",
+    CANCELLED: "call was cancelled, and may have changed something",
+}
 
 _client_name: ContextVar[str] = ContextVar("client", default="")
 """The client of the call that this task answers, by its name in the file of clients."""
@@ -53,8 +62,10 @@ def audited(function: Callable[..., Any], method: str) -> Callable[..., Any]:
         except TidemarkError as err:
             outcome = err.code
             raise
+        except asyncio.CancelledError:
+            outcome = CANCELLED
+            raise
         finally:
-            # Also where the call was cancelled: what it has begun may have been carried out.
             log_change(
                 method.rpartition(".")[2], request, outcome, context.peer(), _client(context)
             )

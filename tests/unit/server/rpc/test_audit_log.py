@@ -1,5 +1,7 @@
 """Calls that change something are in the log, whoever sent them and however they end."""
 
+import asyncio
+
 import pytest
 import structlog
 from tidemarkpb.v1 import changefeed_pb2
@@ -68,3 +70,16 @@ async def test_a_call_that_fails_is_logged_with_its_code_and_fails_as_before(err
     with structlog.testing.capture_logs() as lines, pytest.raises(type(error)):
         await audited(pause, METHOD)(REQUEST, Context())
     assert [line["outcome"] for line in lines] == [outcome]
+
+
+async def test_a_call_that_is_cancelled_is_no_refusal():
+    """Its client is gone: what it has begun may have been carried out."""
+
+    async def pause(request, context):
+        raise asyncio.CancelledError
+
+    with structlog.testing.capture_logs() as lines, pytest.raises(asyncio.CancelledError):
+        await audited(pause, METHOD)(REQUEST, Context())
+    [line] = lines
+    assert line["outcome"] == "cancelled"
+    assert line["event"] == "call was cancelled, and may have changed something"
