@@ -161,23 +161,15 @@ class LakeJob:
     async def _run_in_turn(self) -> int:
         STARTS.labels(self._changefeed).inc()
         environment: dict[str, str] = {}
-        if self._spark is not None:
-            try:
+        try:
+            if self._spark is not None:
                 environment = await self._spark.gateway(self._changefeed)
-            except LakeJobError as err:
-                self._said = f"[TM:{err.code}] {err.message}"
-                return EXIT_AGAIN
             if self._stopping.is_set():
                 return 0
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env=os.environ | environment,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            start_new_session=True,
-            limit=LINE_BYTES,
-        )
+            process = await _started(*self._command, environment=environment)
+        except LakeJobError as err:
+            self._said = f"[TM:{err.code}] {err.message}"
+            return EXIT_AGAIN
         self._process = process
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -221,6 +213,27 @@ class Shared(NamedTuple):
     """None: each starts a Spark of its own."""
     turns: "Turns | None" = None
     """None: each starts when it likes."""
+
+
+async def _started(*command: str, environment: Mapping[str, str] | None = None) -> Process:
+    """A process in a group of its own, with this one's environment and more.
+
+    Raises:
+        LakeJobError: none can be started now, as where a container's limit of processes is reached.
+    """
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            env=os.environ | (environment or {}),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            start_new_session=True,
+            limit=LINE_BYTES,
+        )
+    except (OSError, RuntimeError) as err:  # the second: a thread
+        text = f"no process can be started: {err}; look at the limits of processes and memory"
+        raise LakeJobError(f"[TM:{LakeJobError.code}] {text}", EXIT_AGAIN) from err
 
 
 ALL_LINES: Final = "-"
@@ -337,15 +350,8 @@ class Application:
 
     async def _start(self) -> None:
         self._said = ""
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            *(f"--format={lake}" for lake in sorted(self.formats)),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            start_new_session=True,
-            limit=LINE_BYTES,
-        )
+        formats = (f"--format={lake}" for lake in sorted(self.formats))
+        process = await _started(*self._command, *formats)
         self._errors = self._tasks.create_task(
             pass_on_errors(process, self._note_error), name="application-errors"
         )

@@ -61,6 +61,28 @@ async def test_a_job_that_was_killed_says_so_and_where_its_lines_are():
         await supervised("import os; os.kill(os.getpid(), 9)", told, once=True).run()
 
 
+@pytest.mark.parametrize(
+    "error", [BlockingIOError(11, "Resource temporarily unavailable"), RuntimeError("no thread")]
+)
+async def test_a_job_for_which_no_process_can_be_started_is_tried_again(monkeypatch, error):
+    """Where a container's limit of processes is reached, say: the other jobs go on."""
+    monkeypatch.setattr(job, "BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(job, "BACKOFF_SECONDS_MAX", 0.0)
+    failures, start = [error], asyncio.create_subprocess_exec
+
+    async def starting(*command, **options):
+        if failures:
+            raise failures.pop()
+        return await start(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", starting)
+    told = []
+    await supervised("", told).run()
+    [(code, message, again)] = told
+    assert (code, again) == ("ErrSparkJob", True)
+    assert f"no process can be started: {error}; look at the limits" in message
+
+
 class Shared:
     """Counts how often the application that the jobs share is ended."""
 
