@@ -44,7 +44,23 @@ _PERMANENT_CODES: Final = frozenset(
     }
 )
 """Codes whose errors cannot heal, for errors that come as text out of Spark's Python processes."""
+_ASKED_MORE: Final = (
+    "[DELTA_CANNOT_MODIFY_APPEND_ONLY]",
+    "[DELTA_INVALID_PROTOCOL_VERSION]",
+    "[DELTA_NOT_NULL_CONSTRAINT_VIOLATED]",
+    "[DELTA_UNSUPPORTED_FEATURES_FOR_READ]",
+    "[DELTA_UNSUPPORTED_FEATURES_FOR_WRITE]",
+    "[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES]",
+)
+"""What Delta says where somebody else has asked more of a table than its rows, or this version of
+Delta, can keep.
+"""
 _DAMAGED: Final = (
+    "[DELTA_CHECKPOINT_SNAPSHOT_MISMATCH]",
+    "[DELTA_DELETION_VECTOR_CARDINALITY_MISMATCH]",
+    "[DELTA_DELETION_VECTOR_CHECKSUM_MISMATCH]",
+    "[DELTA_DELETION_VECTOR_INVALID_ROW_INDEX]",
+    "[DELTA_DELETION_VECTOR_SIZE_MISMATCH]",
     "[DELTA_LOG_FILE_NOT_FOUND]",
     "[DELTA_MISSING_PART_FILES]",
     "[DELTA_STATE_RECOVER_ERROR]",
@@ -79,6 +95,12 @@ def named(err: BaseException) -> SourceError:
             "ErrLakeDamaged",
             f"Spark cannot read a table of the lake ({cause}). If that stays so: {RESTORE}",
             retryable=True,
+        )
+    if any(said in text for said in _ASKED_MORE):
+        return SourceError(
+            "ErrTargetRefused",
+            f"Delta refuses the job's rows, as somebody else has changed the table ({cause}): take "
+            "the constraint, property or feature back, then start the job again",
         )
     if isinstance(err, MemoryError):
         return SourceError("ErrJobMemory", f"the job has no memory left: {cause}", retryable=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.delta.files import DeletionVectors
-from pyspark_tidemark.lake.delta.log import check_whole, commit_on_disk, settle
+from pyspark_tidemark.lake.delta.log import check_whole, commit_info, commit_on_disk, settle
 
 ADD = {"path": "part-1.parquet", "partitionValues": {}, "size": 1}
 
@@ -129,19 +129,23 @@ def test_what_spark_has_put_there_is_made_durable_with_the_files_that_it_adds(ta
     assert steps == []
 
 
-def test_a_commit_that_was_cut_off_within_a_line_is_damage_wherever_that_was(table):
-    commit_on_disk(str(table), 0, [{"txn": {"appId": "a", "version": 1}}, {"add": ADD}])
+def test_a_commit_that_was_cut_off_is_damage_wherever_that_was(table):
+    info = commit_info("CUT", {"end_ts": "1"}, -1)
+    commit_on_disk(str(table), 0, [info, {"txn": {"appId": "a", "version": 1}}, {"add": ADD}])
     path = table / "_delta_log" / f"{0:020}.json"
     check_whole(str(table))
     whole = path.read_bytes()
-    ends = {place for place, byte in enumerate(whole, 1) if byte == ord("\n")}
-    for length in range(len(whole)):
+    for length in range(len(whole) - 1):  # without the last line's end nothing is missing
         path.write_bytes(whole[:length])
-        if length in ends or length + 1 in ends:
-            check_whole(str(table))  # the line is whole, and nobody can tell that one is missing
-            continue
         with pytest.raises(SourceError, match=r"ErrLakeDamaged.*0\.json is no whole commit"):
             check_whole(str(table))
+
+
+@pytest.mark.parametrize("info", [{}, {"operationMetrics": None}, {"operationMetrics": {"n": "1"}}])
+def test_a_commit_that_does_not_count_its_actions_is_whole_when_its_last_line_is(table, info):
+    path = table / "_delta_log" / f"{0:020}.json"
+    path.write_text("\n".join(map(json.dumps, [{"commitInfo": info}, {"add": ADD}])))
+    check_whole(str(table))
 
 
 def test_what_is_behind_a_checkpoint_and_what_is_no_commit_is_not_looked_at(table):

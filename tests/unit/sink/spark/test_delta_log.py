@@ -113,6 +113,24 @@ def test_a_log_that_lacks_a_version_or_asks_for_what_is_not_known_is_read_by_del
     assert replayed(str(tmp_path / "nothing")) is None
 
 
+@pytest.mark.parametrize(
+    ("properties", "is_known"),
+    [
+        ({"delta.logRetentionDuration": "interval 2 days", "owner": "us"}, True),
+        ({"delta.appendOnly": "true"}, False),
+    ],
+)
+def test_a_table_with_a_property_is_written_where_it_asks_writers_for_nothing(
+    table, properties, is_known
+):
+    metadata = {
+        **table.metadata,
+        "configuration": {**table.metadata["configuration"], **properties},
+    }
+    put(table, [{"metaData": metadata}])
+    assert bool(replayed(table.layout.root)) is is_known
+
+
 def test_a_change_that_is_made_already_commits_nothing(table):
     ids = {"number": 1, "text": 2}
     change = SchemaChange(

@@ -38,6 +38,13 @@ from pyspark_tidemark.lake.failure import in_table, named
             "ErrLakeDamaged",
             True,
         ),
+        (
+            PySparkRuntimeError(
+                "o451.sql. : [DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint c"
+            ),
+            "ErrTargetRefused",
+            False,
+        ),
         (OSError(5, "Input/output error"), "ErrQueryFailed", True),
         (ConnectionResetError(), "ErrQueryFailed", True),
         (OSError(28, "No space left on device"), "ErrTargetFull", True),

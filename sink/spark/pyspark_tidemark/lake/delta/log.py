@@ -59,7 +59,13 @@ _KNOWN_PROPERTIES = {
     *MAPPING,
     MAX_ID,
     "delta.enableTypeWidening",
+    "delta.dataSkippingNumIndexedCols",
+    "delta.dataSkippingStatsColumns",
+    "delta.deletedFileRetentionDuration",
+    "delta.enableExpiredLogCleanup",
+    "delta.logRetentionDuration",
 }
+"""Of those that begin with `delta.`; others are people's own notes, which ask for nothing."""
 # Old writer versions imply these features; they demand nothing unless a property is set.
 _IMPLIED_FEATURES = ["appendOnly", "invariants"]
 _KNOWN_FEATURES = {
@@ -81,6 +87,7 @@ _FRESH_S = 3600.0
 """For so long a listing is used without a look for newer versions. If there is one, our commit
 fails, since its file exists: Delta keeps commits for weeks, so the file cannot be removed by then.
 """
+_NUM_ACTIONS = "numActions"
 _READ = ("protocol", "metaData", "remove", "add", "txn")
 _DIGITS = 20
 """Of a version, in the names of files."""
@@ -176,7 +183,7 @@ def replayed(root: str) -> Listing | None:
     checkpoint.
     """
     log = Path(root) / _LOG
-    names = sorted(path.name for path in log.iterdir()) if log.is_dir() else []
+    names = _names(log)
     commits = [name for name in names if _COMMIT.fullmatch(name)]
     # Behind a checkpoint Delta cleans up commits: what is left does not make the table.
     whole = commits == [_commit_name(version) for version in range(len(commits))]
@@ -193,16 +200,21 @@ def replayed(root: str) -> Listing | None:
 
 def check_whole(table: str) -> None:
     """Check that the commits behind the newest checkpoint, of a table in a directory, are whole:
-    Delta takes an empty one for a version that changes nothing.
+    Delta takes an empty one for a version that changes nothing. `replayed` checks it, too.
 
     Raises:
         SourceError: ErrLakeDamaged.
     """
-    names = {path.name for path in (Path(table) / _LOG).iterdir()}
+    log = Path(table) / _LOG
+    names = _names(log)
     checkpoint = max((name[:_DIGITS] for name in names if _CHECKPOINT.match(name)), default="")
-    for name in sorted(names):
+    for name in names:
         if _COMMIT.fullmatch(name) and name[:_DIGITS] > checkpoint:
-            _actions(Path(table) / _LOG / name)
+            _actions(log / name)
+
+
+def _names(log: Path) -> list[str]:
+    return sorted(path.name for path in log.iterdir()) if log.is_dir() else []
 
 
 def _actions(path: Path) -> list[dict[str, Any]]:
@@ -213,20 +225,27 @@ def parsed_actions(content: bytes, place: str) -> list[dict[str, Any]]:
     """The actions of a commit's file. Pure.
 
     Raises:
-        SourceError: ErrLakeDamaged, it ends amid a line, or has none.
+        SourceError: ErrLakeDamaged, it ends amid a line, or has fewer lines than it says, or none.
     """
     try:
         # Not `splitlines` of text, which would take more than line feeds for ends of lines.
         actions = [json.loads(line) for line in content.splitlines() if line]
     except ValueError:
         actions = []
-    if not actions or not all(isinstance(action, dict) for action in actions):
+    if not all(isinstance(action, dict) for action in actions) or not _is_whole(actions):
         raise SourceError(
             "ErrLakeDamaged",
             f"{place} is no whole commit of a Delta table, so nobody can say what the table holds: "
             f"if it is the newest one, and its writer died before it was done, remove it; else {RESTORE}",
         )
     return actions
+
+
+def _is_whole(actions: Sequence[Mapping[str, Any]]) -> bool:
+    infos = (action["commitInfo"] for action in actions if "commitInfo" in action)
+    info: Mapping[str, Any] = next(infos, {})
+    number = (info.get("operationMetrics") or {}).get(_NUM_ACTIONS)
+    return bool(actions) and number in (None, str(len(actions)))
 
 
 def creation(
@@ -317,11 +336,24 @@ def has_times_without_zone(fields: Iterable[Any]) -> bool:
     return any(pa.types.is_timestamp(field.type) and field.type.tz is None for field in fields)
 
 
+def _lines(actions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A commit's lines; what it says of itself says how many they are, too: of a file that was cut
+    off between two lines nothing else would be amiss.
+    """
+    counted = {"operationMetrics": {_NUM_ACTIONS: str(len(actions))}}
+    return [
+        json.dumps({"commitInfo": {**action["commitInfo"], **counted}})
+        if "commitInfo" in action
+        else json.dumps(action)
+        for action in actions
+    ]
+
+
 def commit(log: Any, classes: Any, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
     """Write a version with these actions; False if the version is there already."""
     lines = classes.java.util.ArrayList()
-    for action in actions:
-        lines.add(json.dumps(action))
+    for line in _lines(actions):
+        lines.add(line)
     path = classes.org.apache.hadoop.fs.Path(log.logPath(), _commit_name(version))
     rows = classes.org.apache.spark.api.python.PythonUtils.toSeq(lines).iterator()
     # By Delta's own log store: it knows how this file system creates a file only if there is none.
@@ -347,7 +379,7 @@ def commit_on_disk(table: str, version: int, actions: Sequence[Mapping[str, Any]
     _sync_added(table, actions)
     try:
         with staged.open("wb") as file:
-            file.writelines(json.dumps(action).encode() + b"\n" for action in actions)
+            file.writelines(line.encode() + b"\n" for line in _lines(actions))
             file.flush()
             os.fsync(file.fileno())
         try:
@@ -521,7 +553,10 @@ def _known(metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> bool:
     return (
         properties.get("delta.columnMapping.mode", "name") in ("name", "none")
         and all(
-            name in _KNOWN_PROPERTIES or name.startswith("delta.feature.") for name in properties
+            name in _KNOWN_PROPERTIES
+            or name.startswith("delta.feature.")
+            or not name.startswith("delta.")
+            for name in properties
         )
         and features is not None
         and _KNOWN_FEATURES.issuperset(features)

@@ -221,12 +221,11 @@ class DeltaTables:
         """The end_ts in the table's transactions; None if there is no table.
 
         Raises:
-            SourceError: ErrTargetForeign, the table was not written by this changefeed.
+            SourceError: ErrTargetForeign, the table was not written by this changefeed, or is
+            another one of it.
         """
         if self._is_local and not Path(self.path(name), "_delta_log").is_dir():
             return None
-        if self._is_local and name not in self._positioned:
-            check_whole(self.path(name))
         current = self.listing(name)
         snapshot = self.snapshot(name) if current is None else None
         if snapshot is not None and snapshot.version() < 0:
@@ -241,7 +240,30 @@ class DeltaTables:
                 "ErrTargetForeign",
                 f"{self.path(name)} exists, but not by this changefeed; choose another --target",
             )
+        self._check_name(name, by_app)
         return by_app[self._app_id]
+
+    def _check_name(self, name: str, by_app: Mapping[str, int]) -> None:
+        names = [each for each in by_app if each.startswith(self._app_id_of_name(""))]
+        if names and self._app_id_of_name(name) not in names:
+            others = ", ".join(each.removeprefix(self._app_id_of_name("")) for each in names)
+            raise SourceError(
+                "ErrTargetForeign",
+                f"{self.path(name)} is not {name}, but {others}: somebody else has put it there. "
+                "Bring the table back as it was, then start the job again; or create a new "
+                "changefeed with a new target",
+            )
+
+    def _app_id_of_name(self, name: str) -> str:
+        """The application whose transaction says that a table of this lake has, or had, a name."""
+        return f"{self._app_id}:table:{name}"
+
+    def add_name(self, name: str, new: str) -> None:
+        """Commit that the table gets another name, before its directory moves; harmless when
+        repeated.
+        """
+        names = [fence(self._app_id_of_name(each), 0) for each in (name, new)]
+        self.alter(name, lambda *_: names)
 
     def reads_for_new(self, changes: Changes) -> bool:
         """Whether this process reads the first cut of a table: Spark, which takes less than Arrow,
@@ -280,6 +302,7 @@ class DeltaTables:
         columns = self._partitions_to_make(name, schema)
         ids = changes.table.column_ids
         made = creation(without_metadata(schema), ids, self._properties, columns)
+        made.append(fence(self._app_id_of_name(name), 0))
         Path(self.path(name), "_delta_log").mkdir(parents=True, exist_ok=True)
         self._begun[name] = made
         return nothing.after(made)
@@ -431,9 +454,12 @@ class DeltaTables:
         current = self._listings.get(name)
         if (current is None or not current.fresh) and self._is_local:
             path = self.path(name)
-            current = self._listings[name] = replayed(path) or listing(
-                self._spark, self.snapshot(name), path
-            )
+            current = replayed(path)
+            if current is None:
+                if name not in self._positioned:
+                    check_whole(path)
+                current = listing(self._spark, self.snapshot(name), path)
+            self._listings[name] = current
             if current is not None:
                 self._commit_files[name] = current.version, commit_file(path, current.version)
         return current

@@ -179,9 +179,11 @@ class DeltaTarget:
         """Rename the table's directory: Delta's paths are relative to it;
         a kept table of the new name is removed.
         """
-        if self._tables.version(old.name) >= 0 and self.position(new) is not None:
-            check_replaceable(self._mode, new.name)
-            self.drop(new)
+        if self._tables.version(old.name) >= 0:
+            if self.position(new) is not None:
+                check_replaceable(self._mode, new.name)
+                self.drop(new)
+            self._tables.add_name(old.name, new.name)
         self._tables.settle()
         move(self._spark, self._tables.path(old.name), self._tables.path(new.name))
         self._forget(old.name)
