@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(400)
 CUTS = (100, 200, 300, 600, 1000)
 LAKES = (
     "delta?mode=upsert",
-    "delta?mode=soft-delete",
+    "delta?mode=scd2",
     "delta?mode=append",
     "iceberg?mode=upsert",
     "iceberg?mode=upsert&deletion-vectors=off",

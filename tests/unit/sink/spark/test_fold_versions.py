@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_tidemark.lake.delta.files import DeletionVectors, Layout, by_partition, joined, pieces
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.modes import replaced, searched
+from pyspark_tidemark.lake.delta.masking import replaced, searched
 from pyspark_tidemark.lake.fold import endings, versions
 
 from tests.unit.sink.spark.test_fold import HISTORIES, KEY, SCHEMA, changes_of

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark_tidemark.lake.delta.files import DataFile, without, written
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.modes import replaced
+from pyspark_tidemark.lake.delta.masking import VersionChanges, ended_and_begun
 from pyspark_tidemark.lake.fold import endings, fold, versions
 from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.storage import Storage
@@ -91,14 +91,9 @@ def test_no_key_ever_has_two_current_versions(history, as_inserts, ends):
             changes = pa.Table.from_pylist(
                 [row for row in rows if start < row["_commit_ts"] <= end], schema=SCHEMA
             )
-            ended, new = endings(changes, KEY)
-            again = inserted.there("t", listing, new.select(KEY))
-            ends_now = pa.concat_tables(
-                [ended, new.join(again, keys=list(KEY), join_type="left semi")]
-            )
-            listing = listing.after(
-                json.loads(json.dumps(replaced(listing, versions(changes, KEY), ends_now)))
-            )
+            cut = VersionChanges(*endings(changes, KEY), versions(changes, KEY))
+            actions = ended_and_begun("t", listing, cut, inserted)
+            listing = listing.after(json.loads(json.dumps(actions)))
             assert test_fold_versions.shown(listing) == test_fold_versions.expected(
                 [row for row in rows if row["_commit_ts"] <= end]
             )

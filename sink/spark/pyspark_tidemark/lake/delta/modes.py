@@ -7,12 +7,9 @@ What only executors hold is merged, or appended if no file may have its keys. In
 for, too (`inserted`): a key that is there already is replaced.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
@@ -20,22 +17,21 @@ from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
 from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.cut_tasks import TaskWriter
 from pyspark_tidemark.lake.delta.files import (
-    DataFile,
-    DeletionVectors,
-    Layout,
     all_removed,
-    as_stored,
     meeting,
-    pieces,
-    stored_columns,
-    without_rows,
     written,
 )
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.masking import masked_and_added
+from pyspark_tidemark.lake.delta.masking import (
+    VersionChanges,
+    ended_and_begun,
+    masked_and_added,
+    searched,
+)
 from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables
 from pyspark_tidemark.lake.delta.task_writers import (
     ChangesWriter,
+    HistoryWriter,
     UpsertWriter,
     actions_of,
     made_for,
@@ -44,7 +40,6 @@ from pyspark_tidemark.lake.fold import (
     ENDS,
     FIRST_OP,
     Folded,
-    endings,
     endings_frame,
     fold,
     fold_frame,
@@ -52,8 +47,8 @@ from pyspark_tidemark.lake.fold import (
     versions,
     versions_frame,
 )
-from pyspark_tidemark.lake.format import APPEND, SCD2
-from pyspark_tidemark.lake.keys import KEPT_BYTES, ROW, ColumnCache, numbered, renamed, those_in
+from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
+from pyspark_tidemark.lake.keys import KEPT_BYTES, ColumnCache
 from pyspark_tidemark.lake.ranges import any_near
 from pyspark_tidemark.lake.schema import IS_CURRENT, VALID_TO, fitted, lake_columns, lake_schema
 
@@ -129,15 +124,8 @@ class Upsert:
 
     def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
         """One for a cut that a task can hold, of a table whose rows can be masked without Spark."""
-        if not changes.in_one_task:
-            return None
-        if is_new:
-            begun = self._tables.begin(changes, lake_schema(changes.table))
-            return None if begun is None else UpsertWriter(begun, is_new=True)
-        listing = self._tables.listing(changes.table.name)
-        if listing is None or not listing.layout.vectors or len(listing.files) > MOST_SENT_FILES:
-            return None
-        return UpsertWriter(listing, is_new=changes.emptied)
+        listing = listing_for_task(self._tables, changes, UPSERT, is_new=is_new)
+        return None if listing is None else UpsertWriter(listing, is_new or changes.emptied)
 
     def _made(self, changes: Changes, current: Listing) -> Actions:
         """The actions that tasks have made for the version that the table has, or others for it."""
@@ -220,6 +208,22 @@ class Upsert:
     def _actions(self, name: str, listing: Listing, folded: Folded, key: Sequence[str]) -> Actions:
         searched = self._tables.inserted, self._key_columns
         return masked_and_added(name, listing, folded, key, searched)
+
+
+def listing_for_task(
+    tables: DeltaTables, changes: Changes, mode: str, *, is_new: bool
+) -> Listing | None:
+    """The version on top of which a task may mask and add rows; None: the task could not hold the
+    cut or the table's description, or rows cannot be masked without Spark.
+    """
+    if not changes.in_one_task:
+        return None
+    if is_new:
+        return tables.begin(changes, lake_schema(changes.table, mode))
+    listing = tables.listing(changes.table.name)
+    if listing is None or not listing.layout.vectors or len(listing.files) > MOST_SENT_FILES:
+        return None
+    return listing
 
 
 def _rewrites_much(listing: Listing | None, keys: Any) -> bool:
@@ -315,7 +319,10 @@ class History:
 
     def create(self, changes: Changes) -> bool:
         """Append the first cut's versions."""
-        key, columns = changes.table.key, self._columns(changes)
+        key, columns = changes.table.key, lake_columns(changes.table, SCD2)
+        if changes.by_tasks is not None:
+            self._tables.create_made(changes)
+            return True
         if self._tables.reads_for_new(changes):
             rows = versions(changes.arrow, key).select(columns)
         else:
@@ -328,32 +335,41 @@ class History:
         """Apply a later cut, without Spark if the driver may write the files and what it must
         search is not much.
         """
+        if changes.by_tasks is not None:
+            if self._tables.apply(changes, lambda current: self._made(changes, current)):
+                return True
+            changes = changes.read_again
         return (changes.in_arrow and self._by_driver(changes)) or self._merge(changes)
 
     def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
-        """None: a MERGE ends versions where the driver does not."""
-        del changes, is_new
-        return None
+        """One for a cut that a task can hold, of a table whose rows can be masked without Spark."""
+        listing = listing_for_task(self._tables, changes, SCD2, is_new=is_new)
+        return None if listing is None else HistoryWriter(listing, is_new)
+
+    def _made(self, changes: Changes, current: Listing) -> Actions:
+        """The actions that tasks have made for the version that the table has, or others for it."""
+        name = changes.table.name
+        made = made_for(changes, current)
+        if not made:
+            return self._ended_and_begun(name, current, VersionChanges.of(changes))
+        self._tables.inserted.replacing(name, sum(part.replaced for part in made))
+        return actions_of(made)
 
     def _by_driver(self, changes: Changes) -> bool:
-        name, key = changes.table.name, changes.table.key
+        name = changes.table.name
         listing = self._tables.listing(name)
         if listing is None:
             return False
-        ends, inserted = endings(changes.arrow, key)
-        if sum(file.size for file in searched(listing.files.values(), ends)) > MOST_SEARCHED_BYTES:
+        cut = VersionChanges.of(changes)
+        met = searched(listing.files.values(), cut.ends)
+        if sum(file.size for file in met) > MOST_SEARCHED_BYTES:
             return False
-        new = versions(changes.arrow, key)
+        return self._tables.apply(
+            changes, lambda current: self._ended_and_begun(name, current, cut)
+        )
 
-        def actions(current: Listing) -> Actions:
-            # The upstream says that these keys are new; a version of one that is still open would
-            # stay current beside the new one.
-            stored = as_stored(current.layout, inserted)
-            again = self._tables.inserted.there(name, current, stored.select(list(key)))
-            ended = [as_stored(current.layout, ends), those_in(stored, again)]
-            return replaced(current, new, pa.concat_tables(ended))
-
-        return self._tables.apply(changes, actions)
+    def _ended_and_begun(self, name: str, current: Listing, cut: VersionChanges) -> Actions:
+        return ended_and_begun(name, current, cut, self._tables.inserted)
 
     def _merge(self, changes: Changes) -> bool:
         """One MERGE: rows with a null for ENDS match nothing and are inserted,
@@ -361,7 +377,11 @@ class History:
 
         MERGE updates or inserts for each row of its source, never both; so a change comes as two.
         """
-        name, key, columns = changes.table.name, changes.table.key, self._columns(changes)
+        name, key, columns = (
+            changes.table.name,
+            changes.table.key,
+            lake_columns(changes.table, SCD2),
+        )
         frame = changes.frame(self._tables.session(name))
         new = versions_frame(frame, key, columns).withColumn(ENDS, F.lit(None).cast("long"))
         rows = new.unionByName(endings_frame(frame, key), allowMissingColumns=True)
@@ -379,72 +399,3 @@ class History:
             # The view may hold the rows of the cut.
             session.catalog.dropTempView("changes")
         return True
-
-    @staticmethod
-    def _columns(changes: Changes) -> list[str]:
-        return lake_columns(changes.table, SCD2)
-
-
-def searched(files: Iterable[DataFile], ends: Any) -> list[DataFile]:
-    """The files that may hold the current version of a key in `ends` (pyarrow.Table:
-    key, VALID_TO).
-    """
-    return meeting((file for file in files if not file.ended), ends.drop_columns([VALID_TO]))
-
-
-def replaced(listing: Listing, new: Any, ends: Any) -> list[dict[str, Any]]:
-    """The actions of a cut: current versions of keys in `ends` are masked where they are, and
-    written again with their end; `new` versions (pyarrow.Table) begin.
-    """
-    layout, vectors, actions = listing.layout, DeletionVectors(listing.layout.root), []
-    rows = [fitted(new, layout.schema)]
-    for file in searched(listing.files.values(), ends):
-        masked = vectors.read(file.add.get("deletionVector"))
-        positions, times, count = _current(layout, file, masked, ends)
-        if len(positions):
-            rows.append(_ended(layout, file, positions, times, count))
-            actions += without_rows(layout, file, (masked, positions, count), vectors)
-    vectors.close()
-    shown = pa.concat_tables(rows)
-    current = pc.is_null(shown[VALID_TO])
-    return (
-        actions
-        + written(layout, shown.filter(current))
-        + written(layout, shown.filter(pc.invert(current)))
-    )
-
-
-def _current(layout: Layout, file: DataFile, masked: Any, ends: Any) -> tuple[Any, Any, int]:
-    """Where a file holds current versions that end, in order, when they end,
-    and how many rows it has.
-    """
-    key = [name for name in ends.column_names if name != VALID_TO]
-    schema = pa.schema([*(ends.schema.field(name) for name in key), (IS_CURRENT, pa.bool_())])
-    stored = numbered(stored_columns(layout, file, schema))
-    live = np.ones(len(stored), bool)
-    live[masked] = False
-    current = stored.filter(pc.and_(stored[IS_CURRENT], pa.array(live)))
-    there, ending = renamed(current.select(key)), renamed(ends.select(key))
-    ended = (
-        there.append_column(ROW, current[ROW])
-        .join(
-            ending.append_column(VALID_TO, ends[VALID_TO]),
-            keys=ending.column_names,
-            join_type="inner",
-            use_threads=False,
-        )
-        .sort_by(ROW)
-    )
-    return ended[ROW].to_numpy(), ended[VALID_TO], len(stored)
-
-
-def _ended(layout: Layout, file: DataFile, positions: Any, times: Any, count: int) -> Any:
-    """The rows at `positions`, ended."""
-    others = np.setdiff1d(np.arange(count), positions)
-    rows = pa.concat_tables(list(pieces(layout, file.add, others)))
-    for name, values in (
-        (VALID_TO, times),
-        (IS_CURRENT, pa.repeat(pa.scalar(value=False), len(rows))),
-    ):
-        rows = rows.set_column(rows.schema.get_field_index(name), layout.schema.field(name), values)
-    return rows

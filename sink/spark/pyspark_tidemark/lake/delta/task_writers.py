@@ -1,9 +1,9 @@
 """What tasks write of a Delta table's cut, and what the driver puts into the commit of it.
 
 For rows that are only added, a task writes files, which fit on top of any version with the same
-columns. For an upsert it reads the changes, searches the files of one version for their keys, and
-writes masks and a new file, as the driver does where it reads the changes itself (`masking`); that
-fits on top of the same version only.
+columns. For an upsert or a history it reads the changes, searches the files of one version for
+their keys, and writes masks and new files, as the driver does where it reads the changes itself
+(`masking`); that fits on top of the same version only.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from pyspark_tidemark.lake.cut_tasks import Part, check_arrived, check_mounted
 from pyspark_tidemark.lake.delta.files import Layout, NewFiles, written
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.masking import masked_and_added
-from pyspark_tidemark.lake.fold import fold
+from pyspark_tidemark.lake.delta.masking import VersionChanges, ended_and_begun, masked_and_added
+from pyspark_tidemark.lake.fold import fold, versions
 from pyspark_tidemark.lake.keys import KEPT_BYTES, ColumnCache
 from pyspark_tidemark.lake.schema import fitted, lake_columns
 
@@ -77,6 +77,30 @@ class UpsertWriter:
             name = layout.root
             actions = masked_and_added(name, listing, folded, key, (inserted, key_columns))
             made = Made(layout, actions, listing.version, inserted.replaced(name))
+        return Part(*changes.sums, made)
+
+
+@dataclasses.dataclass(frozen=True)
+class HistoryWriter:
+    """Implements `TaskWriter` for versions of rows, for which a task needs all changes."""
+
+    listing: Listing
+    is_new: bool = False
+    """The table is not there yet."""
+    is_divisible = False
+
+    def write(self, changes: Changes) -> Part:
+        """See `TaskWriter`."""
+        listing, layout = self.listing, self.listing.layout
+        check_mounted(layout.root)
+        if self.is_new:
+            rows = versions(changes.arrow, changes.table.key)
+            made = Made(layout, written(layout, fitted(rows, layout.schema)))
+        else:
+            inserted, _ = _searched()
+            cut = VersionChanges.of(changes)
+            actions = ended_and_begun(layout.root, listing, cut, inserted)
+            made = Made(layout, actions, listing.version, inserted.replaced(layout.root))
         return Part(*changes.sums, made)
 
 

@@ -1,0 +1,159 @@
+"""A Delta lake on a disk of this machine as its job writes it without Spark: no JVM runs here.
+
+What the tasks of a cut write, they write in this process.
+"""
+
+import pickle
+import random
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.changes import ByTasks, Counted
+from pyspark_tidemark.lake.checksum import hexadecimal
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
+from pyspark_tidemark.lake.delta.files import DeletionVectors, pieces
+from pyspark_tidemark.lake.delta.log import commit_info, commit_on_disk, replayed
+from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.manifest import FileManifest
+from pyspark_tidemark.lake.schema import Policy
+
+from tests.integration.lake.evolving import EvolvingFeed
+
+CUTS = (10, 20, 30, 40)
+
+
+class NoSpark:
+    """A session of no JVM."""
+
+    sparkContext = SimpleNamespace(_gateway=SimpleNamespace(_gateway_client=None))  # noqa: N815 - PySpark's name
+
+    def newSession(self):
+        return self
+
+
+class Lake:
+    """A lake, and one life of its job after the other."""
+
+    def __init__(self, root, mode, write="driver"):
+        self.root, self.mode, self.write = root, mode, write
+
+    def target(self):
+        return DeltaTarget(NoSpark(), str(self.root), "evolving", mode=self.mode, compact_every=0)
+
+    def keep(self, feed, *ends):
+        with FileManifest.opened(str(self.root), "evolving") as manifest:
+            writers = TableWriters({}, NoSpark(), 1, self.write)
+            cuts = CutApplier(
+                feed, "evolving", self.target(), manifest, policy=Policy(self.mode), writers=writers
+            )
+            for end_ts in ends:
+                start_ts = 0 if manifest.last is None else manifest.last.end_ts
+                cuts.apply(Cut(0, start_ts, end_ts))
+            return manifest.last
+
+    def place(self, name):
+        return self.root / name.replace(".", "/")
+
+    def rows(self, name):
+        listing, found = replayed(str(self.place(name))), []
+        for file in listing.files.values():
+            gone = DeletionVectors(listing.layout.root).read(file.add.get("deletionVector"))
+            rows = pa.concat_tables(list(pieces(listing.layout, file.add, gone)))
+            found += [tuple(row.values()) for row in rows.to_pylist()]
+        return sorted(found, key=repr)
+
+
+@pytest.fixture(autouse=True)
+def _no_jvm(monkeypatch):
+    monkeypatch.setattr("pyspark_tidemark.lake.session._activate", lambda spark: None)
+    monkeypatch.setattr("pyspark_tidemark.lake.cut.write_by_tasks", by_tasks)
+
+
+def by_tasks(_, writers):
+    """As one task of each table, to which its writer is sent."""
+    made = {}
+    for changes, writer in writers:
+        part = pickle.loads(pickle.dumps(writer)).write(changes)
+        counted = Counted(part.rows, hexadecimal(part.checksum))
+        made[changes.table.name] = ByTasks(counted, (pickle.loads(pickle.dumps(part.made)),))
+    return made
+
+
+@pytest.fixture
+def feed():
+    feed, dice = EvolvingFeed(), random.Random(9)
+    for name in ("bank.t", "bank.u"):
+        feed.create(0, name, id=pa.int64(), v=pa.string())
+    for ts in range(1, CUTS[-1], 3):
+        for name in ("bank.t", "bank.u"):
+            keys = dice.sample(range(12), 3)
+            feed.put(ts, name, *({"id": key, "v": f"{name} {ts}"} for key in keys))
+            feed.delete(ts + 1, name, dice.choice(keys))
+    return feed
+
+
+@pytest.mark.parametrize("mode", ["upsert", "append", "scd2"])
+def test_what_tasks_write_is_what_the_driver_writes(tmp_path, feed, mode):
+    by_driver, tasks = Lake(tmp_path / "a", mode), Lake(tmp_path / "b", mode, "spark")
+    for end_ts in CUTS:
+        told, same = by_driver.keep(feed, end_ts), tasks.keep(feed, end_ts)
+        assert told.tables == same.tables
+        assert tasks.rows("bank.t") == by_driver.rows("bank.t")
+
+
+@pytest.mark.parametrize("mode", ["upsert", "scd2"])
+def test_what_tasks_wrote_for_an_older_version_is_made_anew(tmp_path, feed, monkeypatch, mode):
+    by_driver, tasks = Lake(tmp_path / "a", mode), Lake(tmp_path / "b", mode, "spark")
+    by_driver.keep(feed, *CUTS[:3])
+    tasks.keep(feed, *CUTS[:2])
+
+    def overtaken(session, writers):
+        made = by_tasks(session, writers)
+        path = str(tasks.place("bank.t"))
+        note = commit_info("NOTE", {}, 0)
+        assert commit_on_disk(path, replayed(path).version + 1, [note])
+        return made
+
+    monkeypatch.setattr("pyspark_tidemark.lake.cut.write_by_tasks", overtaken)
+    monkeypatch.setattr(
+        "pyspark_tidemark.lake.delta.tables.DeltaTables.check_continues", lambda *_: None
+    )
+    tasks.keep(feed, CUTS[2])
+    assert tasks.rows("bank.t") == by_driver.rows("bank.t")
+
+
+def test_a_table_in_whose_place_another_one_of_the_lake_was_put_is_refused(tmp_path, feed):
+    lake = Lake(tmp_path, "upsert")
+    lake.keep(feed, *CUTS[:2])
+    shutil.rmtree(lake.place("bank.t"))
+    shutil.copytree(lake.place("bank.u"), lake.place("bank.t"))
+    with pytest.raises(SourceError, match=r"ErrTargetForeign.*is not bank\.t, but bank\.u"):
+        lake.keep(feed, CUTS[2])
+
+
+def test_a_table_has_its_new_name_before_it_moves_and_may_have_all_it_ever_had(tmp_path, feed):
+    lake, tables = Lake(tmp_path, "upsert"), feed.describe(0).tables
+    lake.keep(feed, *CUTS[:2])
+    old, other = tables["bank.t"], tables["bank.u"]
+    new = SimpleNamespace(name="bank.w", key=old.key, schema=old.schema, shards=())
+    lake.target()._tables.add_name("bank.t", "bank.w")
+    assert lake.target().position(old) == CUTS[1], "a job that died right here begins as before"
+    shutil.move(lake.place("bank.t"), lake.place("bank.w"))
+    assert lake.target().position(new) == CUTS[1]
+    assert lake.target().position(other) == CUTS[1]
+
+
+def test_a_table_of_an_earlier_version_has_no_name_until_it_gets_another_one(tmp_path, feed):
+    lake = Lake(tmp_path, "upsert")
+    lake.keep(feed, *CUTS[:2])
+    log = Path(lake.place("bank.t"), "_delta_log", f"{0:020}.json")
+    lines = [line for line in log.read_text().splitlines() if ":table:" not in line]
+    log.write_text("\n".join(line.replace('"numActions"', '"unused"') for line in lines))
+    table = feed.describe(0).tables["bank.t"]
+    assert lake.target().position(table) == CUTS[1]
+    lake.target()._tables.add_name("bank.t", "bank.w")
+    assert lake.target().position(table) == CUTS[1]
