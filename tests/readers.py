@@ -8,6 +8,7 @@ Each job names an engine, a table's directory (of Iceberg: its newest metadata),
 not the newest, and a file for the rows (Arrow) or for what the engine says instead (text).
 """
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import duckdb
 import polars as pl
 import pyarrow as pa
 from pyiceberg.table import StaticTable
@@ -47,6 +49,24 @@ def polars_iceberg(path: str, version: int | None) -> Any:
     return pl.scan_iceberg(path, snapshot_id=version).collect().to_arrow()
 
 
+@functools.cache
+def _duckdb() -> Any:
+    """A database in memory, with the extensions that are packages of this environment."""
+    database = duckdb.connect(config={"allow_unsigned_extensions": "true"})
+    packages = Path(duckdb.__file__).parents[1]
+    for name in ("icu", "delta"):
+        [file] = (packages / f"duckdb_extension_{name}").rglob("*.duckdb_extension")
+        database.execute(f"LOAD '{file}'")
+    database.execute("SET TimeZone = 'UTC'")
+    return database
+
+
+def duckdb_delta(path: str, version: int | None) -> Any:
+    """By DuckDB, whose extension is Delta's kernel in Rust."""
+    at = "" if version is None else f", version => {version}"
+    return _duckdb().sql(f"SELECT * FROM delta_scan('{path}'{at})").to_arrow_table()
+
+
 def delta_rs_compacts(path: str, version: int | None) -> Any:
     """Not a reader: joins small files, as somebody else may at any time."""
     del version
@@ -63,6 +83,7 @@ ENGINES: dict[str, Callable[[str, int | None], Any]] = {
         polars_delta,
         pyiceberg,
         polars_iceberg,
+        duckdb_delta,
         delta_rs_compacts,
     )
 }

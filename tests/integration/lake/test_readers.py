@@ -1,5 +1,5 @@
-"""Lakes as engines see them that share no code with us: delta-rs, pyiceberg, Polars. What an engine
-can read equals the upstream, at each cut; what it cannot, it refuses by name.
+"""Lakes as engines see them that share no code with us: delta-rs, pyiceberg, Polars, DuckDB. What
+an engine can read equals the upstream, at each cut; what it cannot, it refuses by name.
 """
 
 import json
@@ -219,6 +219,7 @@ def test_every_engine_reads_iceberg_tables_at_each_cut_unless_vectors_are_off(
 DELTA = {
     "on": {
         "delta_rs": {"shop.widened": "TypeWidening"},
+        "duckdb_delta": {},
         "delta_rs_pyarrow": dict.fromkeys(NAMES, "deletionVectors"),
         "polars_delta": {
             "shop.odd": "columnMapping",
@@ -228,6 +229,7 @@ DELTA = {
     },
     "off": {
         "delta_rs": {},
+        "duckdb_delta": {},
         "delta_rs_pyarrow": {"shop.odd": "columnMapping", "shop.renamed": "columnMapping"},
         "polars_delta": {"shop.odd": "columnMapping", "shop.renamed": "columnMapping"},
     },
@@ -269,7 +271,7 @@ PARTITION_TEXTS = [
 
 def test_engines_read_each_value_that_partitions_a_delta_table(tmp_path):
     """Without Spark: each table has partitions by a column of one type."""
-    engines = ("delta_rs", "delta_rs_pyarrow", "polars_delta")
+    engines = ("delta_rs", "delta_rs_pyarrow", "polars_delta", "duckdb_delta")
     types = TYPES | {"s": (pa.string(), PARTITION_TEXTS)}
     rows = {}
     for name, (kind, values) in types.items():
