@@ -37,6 +37,7 @@ class Files(Protocol):
 
         Raises:
             FileNotFoundError: it is gone.
+            SourceError: ErrManifestCorrupt, it is no text.
         """
 
     def create(self, name: str, text: str) -> bool:
@@ -61,7 +62,8 @@ class LocalFiles:
 
     def read(self, name: str) -> str:
         """See `Files`."""
-        return (self.directory / name).read_text(encoding="utf-8")
+        path = self.directory / name
+        return decoded(path.read_bytes(), str(path))
 
     def create(self, name: str, text: str) -> bool:
         """See `Files`."""
@@ -99,6 +101,20 @@ class LocalFiles:
         for name in names:
             with suppress(FileNotFoundError):
                 (self.directory / name).unlink()
+
+
+def decoded(content: bytes, place: str) -> str:
+    """The text of a file.
+
+    Raises:
+        SourceError: ErrManifestCorrupt, it is none.
+    """
+    try:
+        return content.decode()
+    except UnicodeDecodeError as err:
+        raise SourceError(
+            "ErrManifestCorrupt", f"{place} is damaged: {err.reason} at byte {err.start}: {RESTORE}"
+        ) from None
 
 
 def is_on_disk(path: str) -> bool:

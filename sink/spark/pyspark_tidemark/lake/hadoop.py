@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark_tidemark import sink_uri
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_classes
-from pyspark_tidemark.lake.files import sync_place
+from pyspark_tidemark.lake.files import decoded, sync_place
 from pyspark_tidemark.sink_uri import RENAMING
 
 CONDITIONAL = "fs.option.create.conditional.overwrite"
@@ -81,7 +81,7 @@ class HadoopFiles:
                     raise
                 raise FileNotFoundError(f"{self.uri}/{name}") from None
             try:
-                return bytes(stream.readAllBytes()).decode()
+                return decoded(bytes(stream.readAllBytes()), f"{self.uri}/{name}")
             finally:
                 stream.close()
 

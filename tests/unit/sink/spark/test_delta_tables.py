@@ -3,9 +3,11 @@
 What the tasks of a cut write, they write in this process.
 """
 
+import json
 import pickle
 import random
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -157,3 +159,91 @@ def test_a_table_of_an_earlier_version_has_no_name_until_it_gets_another_one(tmp
     assert lake.target().position(table) == CUTS[1]
     lake.target()._tables.add_name("bank.t", "bank.w")
     assert lake.target().position(table) == CUTS[1]
+
+
+def half(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGE = {
+    "data that is cut off": ("t/*.parquet", half, "ErrLakeDamaged"),
+    "vectors that are cut off": ("t/deletion_vector*", half, "ErrLakeDamaged"),
+    "a first version without columns": (
+        f"t/_delta_log/{0:020}.json",
+        lambda path: path.write_text('{"commitInfo": {}}'),
+        "ErrLakeDamaged",
+    ),
+    "a file without a name": (
+        f"t/_delta_log/{1:020}.json",
+        lambda path: path.write_text('{"add": {}}'),
+        "ErrLakeDamaged",
+    ),
+    "a manifest that is no text": (
+        "../_tidemark_cuts/*30.json",
+        lambda path: path.write_bytes(b"\xff" + path.read_bytes()),
+        "ErrManifestCorrupt",
+    ),
+    "a manifest that is cut off": ("../_tidemark_cuts/*30.json", half, "ErrManifestCorrupt"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_stops_the_job_by_name(tmp_path, feed, kind):
+    pattern, damage, code = DAMAGE[kind]
+    lake = Lake(tmp_path, "upsert")
+    lake.keep(feed, *CUTS[:3])
+    damaged = sorted((tmp_path / "bank").glob(pattern))
+    assert damaged
+    for path in damaged:
+        damage(path)
+    with pytest.raises(SourceError, match=code) as refused:
+        lake.keep(feed, CUTS[3])
+    assert not refused.value.retryable
+
+
+def test_files_of_others_without_statistics_are_searched(tmp_path, feed):
+    lake, other = Lake(tmp_path / "a", "upsert"), Lake(tmp_path / "b", "upsert")
+    other.keep(feed, *CUTS)
+    lake.keep(feed, *CUTS[:3])
+    for log in lake.place("bank.t").glob("_delta_log/*.json"):
+        actions = [json.loads(line) for line in log.read_text().splitlines()]
+        for action in actions:
+            action.get("add", {}).pop("stats", None)
+        log.write_text("\n".join(map(json.dumps, actions)))
+    lake.keep(feed, CUTS[3])
+    assert lake.rows("bank.t") == other.rows("bank.t")
+
+
+HUGE = 2**64 - 40
+
+
+@pytest.mark.parametrize(
+    ("first", "low", "high"),
+    [
+        (HUGE, 2**63 - 1, 2**63 - 1),
+        (2**53 + 9, 2**53 + 8, 2**53 + 18),
+        (2**53 + 9, 2**53 + 9, 2**53 + 19),
+    ],
+    ids=["beyond 64 bits", "rounded", "exact"],
+)
+def test_large_decimals_are_found_in_files_whose_statistics_rounded_them(
+    tmp_path, first, low, high
+):
+    """As delta-rs writes them where it compacts a table: keys of BIGINT UNSIGNED came twice."""
+    feed, lake = EvolvingFeed(), Lake(tmp_path, "upsert")
+    feed.create(0, "bank.t", id=pa.decimal128(20, 0), v=pa.string())
+    feed.put(5, "bank.t", *({"id": Decimal(first + key), "v": "old"} for key in range(11)))
+    feed.put(15, "bank.t", {"id": Decimal(first + 10), "v": "new"})
+    lake.keep(feed, 10)
+    [log] = lake.place("bank.t").glob("_delta_log/*.json")
+    exact = (f'\\"id\\":{first}', f'\\"id\\":{first + 10}')
+    text = log.read_text()
+    assert all(part in text for part in exact)
+    for part, rounded in zip(exact, (low, high), strict=True):
+        text = text.replace(part, f'\\"id\\":{rounded}')
+    log.write_text(text)
+    lake.keep(feed, 20)
+    rows = lake.rows("bank.t")
+    assert sorted(row[:2] for row in rows) == sorted(
+        (row["id"], row["v"]) for row in feed.state(20)["bank.t"].values()
+    )

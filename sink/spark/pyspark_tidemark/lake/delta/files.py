@@ -99,6 +99,12 @@ class Layout:
         return pa.field(self.physical[field.name], field.type, metadata=metadata)
 
 
+_EXACT_UNITS, _EXACT_SCALE = 10**15, 22
+"""Decimals of fewer units, and of no more digits behind the point, come through a double as they
+are.
+"""
+
+
 @dataclasses.dataclass(frozen=True)
 class DataFile:
     """A file that a table's version shows."""
@@ -117,12 +123,16 @@ class DataFile:
         """The file of an `add` action, with what its statistics say."""
         statistics = json.loads(add.get("stats") or "{}", parse_float=Decimal)
         low, high = statistics.get("minValues", {}), statistics.get("maxValues", {})
-        bounded = {
-            name: layout.physical[name]
-            for name in layout.in_files
-            if layout.physical[name] in low and layout.physical[name] in high
+        ends = {
+            name: (low[stored], high[stored])
+            for name, stored in ((name, layout.physical[name]) for name in layout.in_files)
+            if stored in low and stored in high
         }
-        bounds = {name: (low[stored], high[stored]) for name, stored in bounded.items()}
+        bounds = {
+            name: pair
+            for name, pair in ends.items()
+            if all(_is_exact(end, layout.schema.field(name).type) for end in pair)
+        }
         if layout.partitions:
             bounds |= extent(_one_row(layout.constants(add)), layout.partitions)
         # Current versions have no end: a file without nulls there has none of them.
@@ -525,6 +535,21 @@ def pieces(layout: Layout, add: Mapping[str, Any], masked: Any) -> Iterator[Any]
 def now_ms() -> int:
     """The time as actions hold it."""
     return int(time.time() * 1000)
+
+
+def _is_exact(end: Any, kind: Any) -> bool:
+    """Whether an end of a column's values, as statistics have it, is the value itself.
+
+    delta-rs takes decimals for doubles, and whole ones then for integers of 64 bits at most: what
+    it says of large ones may exclude values that are there.
+    """
+    if not pa.types.is_decimal(kind) or end is None:
+        return True
+    value = Decimal(end)
+    if abs(value).scaleb(kind.scale) < _EXACT_UNITS and kind.scale <= _EXACT_SCALE:
+        return True
+    double = float(value)
+    return value not in (-(1 << 63), (1 << 63) - 1, Decimal(double), Decimal(repr(double)))
 
 
 def _json_bounds(low: Any, high: Any) -> tuple[Any, Any]:

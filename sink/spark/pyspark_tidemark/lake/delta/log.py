@@ -181,6 +181,9 @@ def replayed(root: str) -> Listing | None:
 
     None: there is no table, only Delta may write to it, or Delta must read it, since its log has a
     checkpoint.
+
+    Raises:
+        SourceError: ErrLakeDamaged.
     """
     log = Path(root) / _LOG
     names = _names(log)
@@ -193,9 +196,15 @@ def replayed(root: str) -> Listing | None:
     newest = {
         kind: value for actions in versions for action in actions for kind, value in action.items()
     }
-    if not _known(newest["metaData"], newest["protocol"]):
-        return None
-    return reduce(Listing.after, versions, Listing.before_the_first(root))
+    try:
+        if not _known(newest["metaData"], newest["protocol"]):
+            return None
+        return reduce(Listing.after, versions, Listing.before_the_first(root))
+    except (KeyError, json.JSONDecodeError) as err:
+        raise SourceError(
+            "ErrLakeDamaged",
+            f"the commits in {log} do not make up a table ({type(err).__name__}: {err}): {RESTORE}",
+        ) from None
 
 
 def check_whole(table: str) -> None:
