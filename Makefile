@@ -209,12 +209,12 @@ fuzz: setup $(VENV)/.fuzzer ## Guided fuzzing of all parsers of foreign bytes, S
 
 ROUNDS ?= 5
 .PHONY: bench
-bench: setup jars ## All benches at three sizes, into docs/benchmarks (takes hours; ROUNDS=5, ONLY='"sorter, Arrow" Tso', PEER_PD=…, PEER_PUMP=…)
-	PYTHONPATH=.:proto/gen:sink/spark $(BIN)/python -m tests.bench run --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))
+bench: setup jars ## All benches at three sizes, into docs/benchmarks (takes hours; ROUNDS=5, SIZES=1, ONLY='"sorter, Arrow" Tso', PEER_PD=…, PEER_PUMP=…)
+	PYTHONPATH=.:proto/gen:sink/spark $(BIN)/python -m tests.bench run --rounds $(ROUNDS) $(if $(SIZES),--sizes $(SIZES)) $(if $(ONLY),--only $(ONLY))
 
 .PHONY: bench-compare
 bench-compare: setup jars ## The same benches of BASE=<commit> and of this checkout in turn, and their ratios
-	PYTHONPATH=.:proto/gen:sink/spark $(BIN)/python -m tests.bench compare $(BASE) --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY))
+	PYTHONPATH=.:proto/gen:sink/spark $(BIN)/python -m tests.bench compare $(BASE) --rounds $(ROUNDS) $(if $(SIZES),--sizes $(SIZES)) $(if $(ONLY),--only $(ONLY))
 
 .PHONY: walk
 walk: setup ## Paste the commands of README and docs into a fresh clone, as a stranger would (takes long)

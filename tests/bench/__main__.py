@@ -12,8 +12,8 @@ turns, and prints medians and ratios. A machine that others share is faster in o
 the next: a ratio is made of two runs that followed each other, and the median of these ratios and
 how far they lie apart are what counts. Rates and latencies say little on a busy machine; CPU does.
 
-`--only NAME …` chooses benches, `--rounds N` how often each runs. Both commands go on after a bench
-that fails, name it at the end, and return 1.
+`--only NAME …` chooses benches, `--sizes N` their N smallest sizes, `--rounds N` how often each
+runs. Both commands go on after a bench that fails, name it at the end, and return 1.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -142,14 +142,18 @@ class Rounds:
         }
 
 
-def suite(only: Sequence[str] = ()) -> list[Bench]:
-    """The benches of suite.toml, all or those with a name in `only`."""
+def suite(only: Sequence[str] = (), sizes: int | None = None) -> list[Bench]:
+    """The benches of suite.toml, all or those with a name in `only`, at their smallest `sizes`."""
     benches = [Bench(**entry) for entry in tomllib.loads(SUITE.read_text())["bench"]]
     unknown = set(only) - {bench.name for bench in benches}
     if unknown:
         names = ", ".join(bench.name for bench in benches)
         raise SystemExit(f"no bench is named {', '.join(sorted(unknown))}; there are: {names}")
-    return [bench for bench in benches if not only or bench.name in only]
+    return [
+        replace(bench, sizes=bench.sizes[:sizes])
+        for bench in benches
+        if not only or bench.name in only
+    ]
 
 
 def machine() -> dict[str, Any]:
@@ -175,7 +179,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Measure this checkout, and peers; returns what failed."""
     results = report.Results(arguments.into / "results.json", machine())
     failed: list[str] = []
-    for bench in suite(arguments.only):
+    for bench in suite(arguments.only, arguments.sizes):
         with ExitStack() as stack:
             subjects = [Subject(OURS)]
             if peers.is_given(bench.peer):
@@ -194,7 +198,7 @@ def compare(arguments: argparse.Namespace) -> list[str]:
     print("|---|---|---|---|---|---|---|---|")
     with checkout(arguments.commit) as tree:
         subjects = [Subject("base", tree), Subject("this")]
-        for bench in suite(arguments.only):
+        for bench in suite(arguments.only, arguments.sizes):
             for rounds in _measured(bench, subjects, arguments.rounds, failed):
                 for figure in bench.figures:
                     print(_ratio_line(rounds, figure), flush=True)
@@ -255,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=["run", "report", "compare"])
     parser.add_argument("commit", nargs="?", help="with compare")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these benches")
+    parser.add_argument("--sizes", type=int, help="so many sizes of each, from the smallest on")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each bench and size")
     parser.add_argument(
         "--into", type=Path, default=report.DIRECTORY, help="where results and pictures go"

@@ -49,6 +49,11 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
         suite(["Tsoo"])
 
 
+def test_a_short_run_takes_the_smallest_sizes() -> None:
+    assert [bench.sizes for bench in suite(["Tso", "sink"], 1)] == [[1], [100]]
+    assert [len(bench.sizes) for bench in suite(["Tso"])] == [3]
+
+
 class Counting(Subject):
     """The nth run of all gives n."""
 
