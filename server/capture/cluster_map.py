@@ -8,7 +8,6 @@ import asyncio
 import json
 import re
 import ssl
-import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from kvproto import metapb_pb2, pdpb_pb2
 from gcsafepoint.worker.election import Leader, read_leader
 from server.gc_worker.view import MetaRecords
 from server.pump.registry import OFFLINE, PUMPS, STARTS, VERSIONS, read_entry
+from server.rpc.client import http_opener
 from server.rpc.credentials import SecurityConfig, client_tls
 from server.rpc.pd import PdClient
 from storage.meta.meta import Meta
@@ -76,8 +76,7 @@ def _status_of(urls: Sequence[str], security: SecurityConfig) -> Mapping[str, An
     for url in urls:
         with suppress(OSError, ValueError, HTTPException):
             context = _https(security) if url.startswith("https:") else None
-            request = urllib.request.Request(url + _STATUS)  # noqa: S310 - a coordinator's own URL
-            with urllib.request.urlopen(request, timeout=_STATUS_S, context=context) as answer:  # noqa: S310
+            with http_opener(context).open(url + _STATUS, timeout=_STATUS_S) as answer:
                 status = json.loads(answer.read(_STATUS_BYTES))
                 return status if isinstance(status, dict) else {}
     return {}

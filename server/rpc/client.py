@@ -11,9 +11,12 @@ stays silent. `diagnose` finds the reason with one plain connection, for the log
 """
 
 import asyncio
+import os
+import socket
 import ssl
+import urllib.request
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import grpc
@@ -27,7 +30,13 @@ from server.rpc.renewed_channel import RenewedChannel
 from sink.flight.tokens import TokenFileError, read_token
 from storage.meta.client import EtcdMeta, open_meta
 
+NO_WEB_PROXY: Final = ("grpc.enable_http_proxy", int("grpc_proxy" in os.environ))
+"""gRPC would send calls to 127.0.0.1, too, through the proxy of `http_proxy` or `https_proxy`. Only
+its own variable, `grpc_proxy`, is obeyed.
+"""
+
 _OPTIONS = (
+    NO_WEB_PROXY,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
@@ -177,6 +186,16 @@ def token_of(path: str) -> str:
     return _tokens[path]
 
 
+def http_opener(context: ssl.SSLContext | None = None) -> urllib.request.OpenerDirector:
+    """Return what opens the URLs of daemons: without the proxy of `http_proxy`, which is for the
+    web.
+    """
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if context is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(*handlers)
+
+
 async def diagnose(address: str, security: SecurityConfig) -> str:
     """One sentence, without a full stop, about the server at `host:port`; takes at most a few
     seconds.
@@ -184,6 +203,12 @@ async def diagnose(address: str, security: SecurityConfig) -> str:
     Raises:
         CredentialsError: our own TLS files cannot be used.
     """
+    fault = await connection_fault(address, security)
+    return fault or f"{address} speaks HTTP/2, but does not answer our calls in time"
+
+
+async def connection_fault(address: str, security: SecurityConfig) -> str:
+    """The same, but empty if the server speaks HTTP/2, as gRPC needs it; raises as `diagnose`."""
     tls = client_tls(security)
     try:
         answer = await _first_bytes(address, tls)
@@ -194,37 +219,50 @@ async def diagnose(address: str, security: SecurityConfig) -> str:
         )
     except ssl.SSLError as err:
         if err.reason in NOT_TLS_REASONS:
-            return (
-                f"{address} speaks no TLS, and this daemon has --ca-path, --cert-path or --key-path"
-            )
-        return f"{address} and this daemon find no TLS in common: {err.reason}"
+            return f"{address} speaks no TLS: leave out --ca-path, --cert-path and --key-path"
+        return f"{address} {_tls_fault(err.reason or str(err))}"
     except TimeoutError:
         return f"{address} accepts no connection, or no TLS on it, within {_ANSWER_S:g} s"
     except OSError as err:
-        return f"{address} cannot be connected to: {err.strerror or err}"
-    return await _described(address, answer, with_tls=tls is not None)
+        return f"{address} cannot be connected to: {_reason(err)}"
+    return await _described(address, answer, security)
 
 
-async def _described(address: str, answer: bytes | None, *, with_tls: bool) -> str:
+def _tls_fault(reason: str) -> str:
+    if "CERTIFICATE_REQUIRED" in reason:
+        return "asks for a client's certificate: give --cert-path and --key-path"
+    if "UNKNOWN_CA" in reason or "CERTIFICATE" in reason:
+        return f"refuses the client's certificate of --cert-path: {reason}"
+    return f"and this side have no version of TLS, or no cipher, in common: {reason}"
+
+
+def _reason(err: OSError) -> str:
+    if err.errno is None or isinstance(err, socket.gaierror):
+        return err.strerror or str(err)
+    # asyncio says "Connect call failed" and the address instead of the system's words
+    return os.strerror(err.errno)
+
+
+async def _described(address: str, answer: bytes | None, security: SecurityConfig) -> str:
     if answer is None:
         return f"{address} accepts connections and never answers; it is no gRPC server"
     if answer[3:4] == bytes([_SETTINGS_FRAME]) and len(answer) >= _FRAME_HEAD_BYTES:
-        return f"{address} speaks HTTP/2, but does not answer our calls in time"
+        return ""
     if answer.startswith(_TLS_RECORDS) or (
-        not answer and not with_tls and await _speaks_tls(address)
+        not answer and not security.enabled and await _speaks_tls(address)
     ):
         return (
-            f"{address} speaks TLS; give this daemon --ca-path, and --cert-path and --key-path if "
-            "it asks for them"
+            f"{address} speaks TLS: give --ca-path, and --cert-path and --key-path if it asks for "
+            "a client's certificate"
         )
     if answer.startswith(b"HTTP/1"):
         status = answer.splitlines()[0].decode(errors="replace")
         return f"{address} is an HTTP/1.1 server and no gRPC server: it answers {status!r}"
     if not answer:
-        return (
-            f"{address} closes the connection without an answer; it is no gRPC server, or refuses "
-            "this client"
-        )
+        closes = f"{address} closes the connection without an answer; it is no gRPC server, or"
+        if security.enabled and not security.cert_path:
+            return f"{closes} asks for a client's certificate: give --cert-path and --key-path"
+        return f"{closes} refuses this client"
     return f"{address} is no gRPC server: it answers with {answer[:16]!r}"
 
 
@@ -253,7 +291,11 @@ async def _speaks_tls(address: str) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    with suppress(OSError, TimeoutError):
+    try:
         await _first_bytes(address, context)
-        return True
-    return False
+    except ssl.SSLError as err:
+        # Without a client's certificate, a server that demands one ends the handshake by an alert.
+        return "ALERT" in (err.reason or "")
+    except (OSError, TimeoutError):
+        return False
+    return True

@@ -152,10 +152,13 @@ def client_tls(security: SecurityConfig) -> ssl.SSLContext | None:
     """The same for a connection of Python's own; None means plaintext.
 
     Raises:
-        CredentialsError: a file cannot be used.
+        CredentialsError: a file cannot be used, or a certificate comes without its key.
     """
     if not security.enabled:
         return None
+    # gRPC aborts the process if it gets only one of them.
+    if bool(security.cert_path) != bool(security.key_path):
+        raise CredentialsError("--cert-path and --key-path belong together: give both, or neither")
     _check_pem(security)
     try:
         context = ssl.create_default_context(cafile=security.ca_path or None)

@@ -7,7 +7,6 @@ the Spark jobs, which need the capture. The children's samples are told apart by
 
 import asyncio
 import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from prometheus_client.registry import Collector
 from server.config import HTTP_ADDRS, setting
 from server.daemon import Endpoints
 from server.process import Child
+from server.rpc.client import http_opener
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.spark.config import require_java
@@ -113,7 +113,7 @@ def _scrape(address: str) -> str | None:
     if not address:
         return None
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=_SCRAPE_SECONDS) as answer:
+        with http_opener().open(f"http://{address}/metrics", timeout=_SCRAPE_SECONDS) as answer:
             return str(answer.read().decode())
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return None

@@ -12,7 +12,6 @@ the label `worker`.
 """
 
 import asyncio
-import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
@@ -36,7 +35,7 @@ from server.capture.worker.share import ShareStart, WorkerShare
 from server.log import LogConfig, log_config
 from server.process import Child
 from server.puller.stream_timeout import SILENT_S
-from server.rpc.client import connect, with_token
+from server.rpc.client import NO_WEB_PROXY, connect, http_opener, with_token
 from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.credentials import SecurityConfig, channel_credentials
 from server.rpc.renewed_channel import RenewedBlockingChannel
@@ -44,6 +43,7 @@ from storage.spill_codec import NO_COMPRESSION
 from storage.tasks import background_tasks
 
 _OPTIONS: Final = [
+    NO_WEB_PROXY,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     # How long a connection attempt may take, in spite of its name: a busy worker accepts late.
@@ -247,7 +247,7 @@ def collect_from(workers: Sequence[Scraped]) -> Iterator[None]:
 
 def _scrape(address: str) -> str | None:
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=_SCRAPE_S) as answer:
+        with http_opener().open(f"http://{address}/metrics", timeout=_SCRAPE_S) as answer:
             return str(answer.read().decode())
     except (OSError, ValueError):
         return None

@@ -196,6 +196,8 @@ def _connect(uri: str, credentials: Credentials) -> Any:
         raise SourceError("ErrOptionInvalid", f"endpoint {uri!r} must look like grpc://host:port")
     options = [
         *_RECONNECT,
+        # The proxy of http_proxy is for the web; gRPC's own variable names one for captures.
+        ("grpc.enable_http_proxy", int("grpc_proxy" in os.environ)),
         ("grpc.keepalive_time_ms", PING_MS),
         ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
         # of the pings that measure the bandwidth, too: no other one is sent beside them

@@ -94,16 +94,22 @@ async def test_tls_on_the_server_s_side_only_is_named(certificates: Certificates
         certificates.directory / "node.pem", certificates.directory / "node.key"
     )
     async with serving(web_page, context) as address:
-        assert (await diagnose(address, PLAIN)).startswith(
-            f"{address} speaks TLS; give this daemon --ca-path"
-        )
+        assert (await diagnose(address, PLAIN)).startswith(f"{address} speaks TLS: give --ca-path")
 
 
 async def test_tls_on_our_side_only_is_named(certificates: Certificates) -> None:
     async with serving(web_page) as address:
         assert (await diagnose(address, certificates.security(ca=True))).startswith(
-            f"{address} speaks no TLS, and"
+            f"{address} speaks no TLS: leave out"
         )
+
+
+async def test_a_server_that_demands_a_certificate_is_named(certificates: Certificates) -> None:
+    async with RpcServer(certificates.security(ca=True)).listen("127.0.0.1:0") as address:
+        assert (await diagnose(address, PLAIN)).startswith(f"{address} speaks TLS: give --ca-path")
+        ca = SecurityConfig(ca_path=certificates.security(ca=True).ca_path)
+        # the server's alert, or the end of the connection, whichever comes first
+        assert "asks for a client's certificate: give --cert-path" in await diagnose(address, ca)
 
 
 async def test_a_certificate_of_another_ca_is_named(

@@ -118,6 +118,12 @@ def test_files_that_do_not_fit_are_one_clear_error(certificates: Certificates) -
         connect("127.0.0.1:1", replace(certificates.security(ca=True), key_path=other.key_path))
 
 
+@pytest.mark.parametrize("missing", ["cert_path", "key_path"])
+def test_a_certificate_without_its_key_is_refused(certificates: Certificates, missing: str) -> None:
+    with pytest.raises(CredentialsError, match="belong together"):
+        connect("127.0.0.1:1", replace(certificates.security(ca=True), **{missing: ""}))
+
+
 async def test_a_channel_of_threads_shows_the_new_certificate(certificates: Certificates) -> None:
     own = certificates.sign("first", "own")
     async with serving(certificates.security(ca=True), Servicer()) as bound:
