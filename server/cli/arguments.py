@@ -19,6 +19,7 @@ from sink.retention import Retention
 from storage.model.errors import InvalidError
 from storage.model.ts import MAX_TS
 
+_PORT_MAX: Final = 65535
 _COUNT_MAX: Final = (1 << 31) - 1
 _BYTES_MAX: Final = (1 << 63) - 1
 _SIZE = re.compile(r"(?P<number>[0-9]{1,18})\s*(?P<unit>[KMGT]iB|B)", re.I)
@@ -72,6 +73,20 @@ class NotConfirmedError(InvalidError):
     """The user did not say yes."""
 
     code = "ErrNotConfirmed"
+
+
+def host_port(text: str) -> str:
+    """Return one `host:port` without its scheme, or an empty text; raises ArgumentTypeError."""
+    address = text.strip().rpartition("//")[2].rstrip("/")
+    host, _, port = address.rpartition(":")
+    if address and not (host and port.isdecimal() and 0 < int(port) <= _PORT_MAX):
+        raise argparse.ArgumentTypeError(f"{text!r} is not host:port, such as 127.0.0.1:8300")
+    return address
+
+
+def host_ports(text: str) -> str:
+    """Parse `host:port[,host:port…]`; raises ArgumentTypeError."""
+    return ",".join(host_port(each) for each in text.split(",") if each.strip())
 
 
 def timestamp(text: str) -> int:

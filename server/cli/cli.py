@@ -10,9 +10,9 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from server.cli.arguments import Parser
+from server.cli.arguments import Parser, host_port, host_ports
 from server.cli.output import FORMS, JSON, TABLE, Output, shown_again
-from server.cli.remote import Remote
+from server.cli.remote import DEFAULT_PD, DEFAULT_SERVER, Remote
 from server.config import ConfigError
 from server.exit_status import EXIT_OK
 from server.log import configure_command
@@ -44,9 +44,15 @@ GROUPS: Final = {
 }  # fmt: skip
 """Module and help by name. A command imports the module of its own group: all take a second."""
 _PREFIX = "TIDEMARK_CLI_"
+_DEFAULTS: Final = {
+    "--server": f"a capture that is registered at --pd, else {DEFAULT_SERVER}",
+    "--pd": DEFAULT_PD,
+}
+"""What flags mean that nobody gives; help shows it."""
+_TYPES: Final[dict[str, Callable[[str], str]]] = {"--server": host_port, "--pd": host_ports}
 _GLOBAL = {
-    "--server": ("127.0.0.1:8300", "a capture's gRPC address"),
-    "--pd": ("127.0.0.1:2379", "the coordinators, host:port[,host:port…]"),
+    "--server": ("", "a capture's gRPC address"),
+    "--pd": ("", "the coordinators, host:port[,host:port…]"),
     "--ca-path": ("", "file with the CA certificates that daemons are checked against"),
     "--cert-path": ("", "file with the client's certificate chain"),
     "--key-path": ("", "file with the client's private key"),
@@ -114,7 +120,10 @@ def cli_parser(group: str | None = None) -> Parser:
     )
     for flag, (_, text) in _GLOBAL.items():
         default = defaults[flag]
-        parser.add_argument(flag, default=default, help=f"{text} (default: {default or 'none'})")
+        shown = default or _DEFAULTS.get(flag, "none")
+        parser.add_argument(
+            flag, default=default, type=_TYPES.get(flag, str), help=f"{text} (default: {shown})"
+        )
     parser.add_argument(
         "-o", "--output", choices=FORMS, default=TABLE, help="output format (default: table)"
     )
@@ -160,7 +169,7 @@ def _after_the_verb() -> Parser:
     """The global flags once more: they may stand behind the verb, too."""
     parent = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for flag in _GLOBAL:
-        parent.add_argument(flag, help=argparse.SUPPRESS)
+        parent.add_argument(flag, type=_TYPES.get(flag, str), help=argparse.SUPPRESS)
     parent.add_argument("-o", "--output", choices=FORMS, help=argparse.SUPPRESS)
     parent.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     return parent

@@ -8,7 +8,6 @@ import json
 import ssl
 import time
 import urllib.error
-import urllib.request
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -22,6 +21,7 @@ from server.cli.arguments import period, timestamp
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote, RemoteError
 from server.exit_status import EXIT_ERROR, EXIT_OK
+from server.rpc.client import http_opener
 from server.rpc.credentials import SecurityConfig, no_pass_phrase
 from server.rpc.members import addresses_of
 from server.rpc.pd import PdUnavailableError
@@ -99,31 +99,30 @@ def _joined(row: dict[str, Any]) -> dict[str, Any]:
 
 async def _get(remote: Remote, path: str) -> Any:
     said = ""
-    for address in addresses_of(remote.pd):
-        try:
-            return await asyncio.to_thread(_fetched, address, path, remote.security)
-        except urllib.error.HTTPError as err:
-            with err:
-                said = err.read().decode(errors="replace").strip()
-            if err.code != 503:  # another one may know the leader
-                raise RemoteError(said or str(err)) from err
-        except (OSError, ValueError) as err:
-            said = str(err)
-    raise PdUnavailableError(f"no coordinator answers at {remote.pd}: {said}")
+    coordinators = await remote.coordinators()
+    async with remote.reaching(coordinators):
+        for address in addresses_of(coordinators):
+            try:
+                return await asyncio.to_thread(_fetched, address, path, remote.security)
+            except urllib.error.HTTPError as err:
+                with err:
+                    said = err.read().decode(errors="replace").strip()
+                if err.code != 503:  # another one may know the leader
+                    raise RemoteError(said or str(err)) from err
+            except (OSError, ValueError) as err:
+                said = str(err)
+        raise PdUnavailableError(f"no coordinator answers at {coordinators}: {said}")
 
 
 def _fetched(address: str, path: str, security: SecurityConfig) -> Any:
     host = address.rpartition("//")[2]
-    # No proxy: http_proxy in the environment is for the web, and the coordinators are inside.
-    handlers: list[Any] = [urllib.request.ProxyHandler({})]
+    context = None
     if security.enabled:
         context = ssl.create_default_context(cafile=security.ca_path or None)
         if security.cert_path:
             context.load_cert_chain(security.cert_path, security.key_path or None, no_pass_phrase)
-        handlers.append(urllib.request.HTTPSHandler(context=context))
     scheme = "https" if security.enabled else "http"
-    opener = urllib.request.build_opener(*handlers)
-    with opener.open(f"{scheme}://{host}{_API}{path}", timeout=_CALL_S) as answer:
+    with http_opener(context).open(f"{scheme}://{host}{_API}{path}", timeout=_CALL_S) as answer:
         return json.load(answer)
 
 

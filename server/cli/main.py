@@ -82,6 +82,7 @@ class _NoPandas(importlib.abc.MetaPathFinder):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal of another character set shows `?`, and not a traceback.
@@ -98,6 +99,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if group.split(BrokenPipeError)[1] is not None:
             raise
         return _reader_gone()
+
+
+def _open_closed_streams() -> None:
+    """Replace standard streams that were closed before we began, as by `<&-`: Python has None for
+    them, and the next file that is opened would get their numbers.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)  # noqa: FBT003 - its only form; for the processes that we start
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 def _reader_gone() -> int:

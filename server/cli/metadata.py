@@ -16,7 +16,6 @@ from server.changefeed import keys
 from server.cli.arguments import add_yes, confirm
 from server.cli.output import Output
 from server.cli.remote import Remote
-from server.rpc.client import metadata_at
 from storage.meta.backup import Backup
 from storage.meta.meta import Meta, Put
 from storage.model.errors import ConflictError, CorruptError, InvalidError
@@ -64,7 +63,7 @@ async def backup_metadata(remote: Remote, arguments: argparse.Namespace) -> Outp
     Raises:
         BackupFileError: the file is there, or cannot be written.
     """
-    async with metadata_at(remote.pd, remote.security) as meta:
+    async with remote.metadata() as meta:
         # One request, so that all is of one moment.
         pairs = [(each.key, each.value) for each in await meta.get_prefix(keys.CHANGEFEEDS)]
     backup = Backup(keys.CHANGEFEEDS, datetime.now(UTC).isoformat(timespec="seconds"), pairs)
@@ -82,10 +81,12 @@ async def restore_metadata(remote: Remote, arguments: argparse.Namespace) -> Out
     backup = _read(Path(arguments.file))
     if arguments.dry_run:
         return Output({"dry_run": True} | _summary(backup))
-    async with metadata_at(remote.pd, remote.security) as meta:
+    async with remote.metadata() as meta:
         await _check_empty(meta, backup)
         if not arguments.yes:
-            confirm(f"Restore {len(backup.pairs)} records of {backup.time} into {remote.pd}?")
+            confirm(
+                f"Restore {len(backup.pairs)} records of {backup.time} into {await remote.coordinators()}?"
+            )
         # Records of changefeeds come last: one without its history would be taken for damaged.
         ordered = sorted(backup.pairs, key=lambda pair: pair[0].startswith(keys.INFOS))
         await meta.write_all(Put(key, value) for key, value in ordered)

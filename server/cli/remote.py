@@ -1,26 +1,35 @@
 """The cluster that a `tidemark cli` command calls, and the errors of failed calls.
 
 A `Remote` knows addresses; it connects for the block of one `async with`, to a capture, to the
-coordinator that leads, to the metadata, or to the GC worker that leads.
+coordinator that leads, to the metadata, or to the GC worker that leads. Several clusters may run on
+one machine: where only coordinators are named, the capture is one of theirs, and where a capture is
+named, the coordinators must be those of its cluster.
 """
 
 import argparse
+import asyncio
+import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 import grpc
 import grpc.aio
+from tidemarkpb.v1 import capture_pb2
+from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.gc_pb2_grpc import GCServiceStub
 
 from gcsafepoint.worker.election import read_leader
 from gcsafepoint.worker.records import Records
+from server.changefeed import keys
 from server.gc_worker.view import MetaRecords
-from server.rpc.client import connect, metadata_at
+from server.rpc.client import connect, connection_fault, diagnose, metadata_at
 from server.rpc.credentials import SecurityConfig
-from server.rpc.pd import PdClient
+from server.rpc.members import addresses_of
+from server.rpc.pd import PdClient, PdUnavailableError
 from storage.meta.client import EtcdMeta
+from storage.meta.errors import MetaUnavailableError
 from storage.model.errors import InvalidError, TidemarkError, UnavailableError
 
 if TYPE_CHECKING:
@@ -28,12 +37,22 @@ if TYPE_CHECKING:
 
 
 CALL_S = 30.0
+DEFAULT_SERVER: Final = "127.0.0.1:8300"
+DEFAULT_PD: Final = "127.0.0.1:2379"
+_LOOKUP_S = 5.0
+_CONNECT_S = 2.0
 
 
 class CaptureUnavailableError(UnavailableError):
     """No capture answers."""
 
     code = "ErrCaptureUnavailable"
+
+
+class OtherClusterError(InvalidError):
+    """The capture and the coordinator belong to different clusters."""
+
+    code = "ErrOtherCluster"
 
 
 class GCLeaderUnavailableError(UnavailableError):
@@ -60,15 +79,18 @@ class RemoteError(TidemarkError):
         return self.message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Remote:
     """The cluster a command talks to."""
 
     server: str
+    """A capture's address; empty: not named."""
     pd: str
+    """The coordinators' addresses; empty: not named."""
     security: SecurityConfig
     token_file: str = ""
     """Sent to captures and GC workers only; other daemons do not use it."""
+    _is_checked: bool = field(default=False, init=False)
 
     @asynccontextmanager
     async def capture(self) -> AsyncIterator[grpc.aio.Channel]:
@@ -76,28 +98,132 @@ class Remote:
 
         Raises:
             CaptureUnavailableError: nobody listens there.
+            OtherClusterError: `server` and `pd` name different clusters.
             RemoteError: it refused, and says why.
         """
-        try:
-            async with connect(self.server, self.security, self.token_file) as channel:
-                yield channel
-        except grpc.aio.AioRpcError as err:
-            if _is_silent(err):
-                raise CaptureUnavailableError(
-                    f"no capture answers at {self.server}; start one with `tidemark capture` (or "
-                    "`tidemark up`), or name its address with --server"
-                ) from err
-            raise RemoteError(_details(err)) from err
+        if self.server and self.pd:
+            await self._check_cluster()
+        address = self.server or (await self._registered_capture() if self.pd else DEFAULT_SERVER)
+        async with self._capture_at(address) as channel:
+            yield channel
+
+    async def coordinators(self) -> str:
+        """Return the coordinators' addresses.
+
+        Raises:
+            CaptureUnavailableError: only a capture is named, and it does not answer.
+            OtherClusterError: they belong to another cluster than the capture that is named.
+        """
+        if self.server:
+            await self._check_cluster()
+        return self.pd or DEFAULT_PD
 
     @asynccontextmanager
     async def coordinator(self) -> AsyncIterator[PdClient]:
         """A coordinator's client for the block; raises PdUnavailableError if none answers."""
-        async with PdClient.open(self.pd, self.security) as pd:
+        addresses = await self.coordinators()
+        async with self.reaching(addresses), PdClient.open(addresses, self.security) as pd:
             yield pd
 
-    def metadata(self) -> AbstractAsyncContextManager[EtcdMeta]:
-        """The cluster's metadata for the block."""
-        return metadata_at(self.pd, self.security)
+    @asynccontextmanager
+    async def metadata(self) -> AsyncIterator[EtcdMeta]:
+        """The cluster's metadata for the block; raises PdUnavailableError if none answers."""
+        addresses = await self.coordinators()
+        async with self.reaching(addresses), metadata_at(addresses, self.security) as meta:
+            yield meta
+
+    @asynccontextmanager
+    async def reaching(self, addresses: str) -> AsyncIterator[None]:
+        """Have the block's error say why no connection to the coordinators is possible."""
+        try:
+            yield
+        except (PdUnavailableError, MetaUnavailableError):
+            checks = [connection_fault(each, self.security) for each in addresses_of(addresses)]
+            faults = await asyncio.gather(*checks)
+            if not all(faults):
+                raise  # one can be connected to: the error says what it answers
+            raise PdUnavailableError(
+                f"no coordinator answers: {'; '.join(faults)}. Start one with `tidemark "
+                "coordinator`, or name the coordinators with --pd"
+            ) from None
+
+    @asynccontextmanager
+    async def _capture_at(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
+        try:
+            async with connect(address, self.security, self.token_file) as channel:
+                yield channel
+        except grpc.aio.AioRpcError as err:
+            if _is_silent(err):
+                raise CaptureUnavailableError(
+                    f"no capture answers: {await diagnose(address, self.security)}. Start one "
+                    "with `tidemark capture` (or `tidemark up`), or name its address with --server"
+                ) from err
+            raise _refused(err, "capture", address) from err
+
+    async def _registered_capture(self) -> str:
+        """Return the address of a capture that is registered at the coordinators that are named:
+        the owner's, if it can be connected to.
+        """
+        try:
+            addresses = list((await self._registered()).values())
+        except InvalidError as err:
+            raise CaptureUnavailableError(
+                f"the coordinator {self.pd} does not say where its captures are: {err}; name one "
+                "with --server"
+            ) from err
+        if not addresses:
+            raise CaptureUnavailableError(
+                f"no capture is registered at the coordinator {self.pd}; start one with `tidemark "
+                f"capture --coordinator {self.pd}`, or name its address with --server"
+            )
+        for address in addresses:
+            async with connect(address, self.security) as channel:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(channel.channel_ready(), _CONNECT_S)
+                    return address
+        return addresses[0]
+
+    async def _registered(self) -> dict[str, str]:
+        """Return the addresses of the registered captures by their ids, the owner's first."""
+        addresses = self.pd or DEFAULT_PD
+        async with self.reaching(addresses), metadata_at(addresses, self.security) as meta:
+            owner = await meta.get(keys.OWNER)
+            pairs = await meta.get_prefix(keys.CAPTURES)
+        records = {}
+        for pair in pairs:
+            with suppress(ValueError, KeyError, TypeError):
+                record = json.loads(pair.value)
+                records[str(record["id"])] = str(record["address"])
+        owner_id = owner.value.decode(errors="replace") if owner else ""
+        return dict(sorted(records.items(), key=lambda record: record[0] != owner_id))
+
+    async def _check_cluster(self) -> None:
+        """Check that the capture that is named is registered at the coordinators.
+
+        Where both are named and one does not answer, or may not be asked, nothing is checked: a
+        cluster that is half down has answers, too.
+        """
+        if self._is_checked:
+            return
+        try:
+            async with asyncio.timeout(_LOOKUP_S), self._capture_at(self.server) as channel:
+                request = capture_pb2.ListCapturesRequest()
+                answer = await CaptureServiceStub(channel).ListCaptures(request, timeout=CALL_S)
+                registered = await self._registered()
+        except CaptureUnavailableError:
+            if not self.pd:
+                raise
+            return
+        except (TidemarkError, TimeoutError):
+            return  # the call that follows says what is wrong there
+        captures = {capture.id for capture in answer.captures}
+        if captures and captures.isdisjoint(registered):
+            default = "" if self.pd else " (the default)"
+            raise OtherClusterError(
+                f"the capture at {self.server} does not belong to the cluster of the coordinator "
+                f"at {self.pd or DEFAULT_PD}{default}; name the capture's coordinator with --pd"
+            )
+        self._is_checked = True
 
     @asynccontextmanager
     async def leader(self) -> AsyncIterator[tuple[PdClient, grpc.aio.Channel]]:
@@ -116,11 +242,7 @@ class Remote:
                 async with connect(address, self.security) as channel:
                     yield pd, channel
             except grpc.aio.AioRpcError as err:
-                if err.code() == grpc.StatusCode.UNIMPLEMENTED:
-                    raise NotServedError(
-                        f"the coordinator at {address} does not have this call: {_details(err)}"
-                    ) from err
-                raise RemoteError(_details(err)) from err
+                raise _refused(err, "coordinator", address) from err
 
     @asynccontextmanager
     async def gc_records(self) -> AsyncIterator[Records]:
@@ -157,7 +279,7 @@ class Remote:
                 raise GCLeaderUnavailableError(
                     f"the gc leader does not answer at {address}{until}"
                 ) from err
-            raise RemoteError(_details(err)) from err
+            raise _refused(err, "GC worker", address) from err
 
 
 def add_gc_worker_address(verb: argparse.ArgumentParser) -> None:
@@ -167,6 +289,15 @@ def add_gc_worker_address(verb: argparse.ArgumentParser) -> None:
         default="",
         help="the GC leader's address (default: where it says it listens)",
     )
+
+
+def _refused(err: grpc.aio.AioRpcError, kind: str, address: str) -> TidemarkError:
+    if err.code() == grpc.StatusCode.UNIMPLEMENTED:
+        return NotServedError(
+            f"the server at {address} does not have this call; it is no {kind}, or one of another "
+            f"version: {_details(err)}"
+        )
+    return RemoteError(_details(err))
 
 
 def _details(err: grpc.aio.AioRpcError) -> str:

@@ -133,17 +133,19 @@ async def show_metadata(remote: Remote, arguments: argparse.Namespace) -> Output
         NoAddressError: none is named.
         MetaUnavailableError: none answers.
     """
-    for address in addresses_of(remote.pd):
-        try:
-            return Output(
-                await asyncio.to_thread(_records, address, remote.security, arguments.prefix),
-                _COLUMNS,
-            )
-        except etcd3.failures() as err:
-            last = err
-    raise MetaUnavailableError(
-        f"no metadata server answers at {remote.pd}: {last or type(last).__name__}"
-    )
+    coordinators = await remote.coordinators()
+    async with remote.reaching(coordinators):
+        for address in addresses_of(coordinators):
+            try:
+                return Output(
+                    await asyncio.to_thread(_records, address, remote.security, arguments.prefix),
+                    _COLUMNS,
+                )
+            except etcd3.failures() as err:
+                last = err
+        raise MetaUnavailableError(
+            f"no metadata server answers at {coordinators}: {last or type(last).__name__}"
+        )
 
 
 def _records(address: str, security: SecurityConfig, prefix: str) -> list[dict[str, Any]]:

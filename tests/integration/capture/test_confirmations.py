@@ -49,3 +49,20 @@ def test_what_a_verb_has_done_is_said_in_short(cluster):
     assert said("remove", "--yes") == [
         "changefeed feed is removed; the tables at parquet:///lake/feed stay as they are"
     ]
+
+
+def test_a_command_never_mixes_two_clusters(cluster, monkeypatch):
+    # Calls to daemons do not take the web's proxy.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    capture = cluster.capture.endpoints["capture"]
+    other = cluster.start("coordinator", "--metadata", f"leveldb:{cluster.directory / 'other'}")
+    elsewhere = other.endpoints["coordinator"]
+
+    def listed(*flags):
+        command = [*COMMAND, "cli", *flags, "--json", "capture", "list"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return [each["address"] for each in json.loads(done.stdout or "[]")] or done.stderr
+
+    assert listed("--pd", cluster.pd) == listed("--server", capture) == [capture]
+    assert "[TM:ErrOtherCluster]" in listed("--pd", elsewhere, "--server", capture)
+    assert f"no capture is registered at the coordinator {elsewhere}" in listed("--pd", elsewhere)

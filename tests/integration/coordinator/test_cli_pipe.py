@@ -87,6 +87,18 @@ def test_an_error_whose_reader_has_gone_ends_quietly() -> None:
     )
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_no_fault(closed: str) -> None:
+    process = subprocess.run(
+        ["bash", "-c", f'"$@" {closed}', "bash", *PROGRAM, "--version"],
+        capture_output=True,
+        env=ENVIRONMENT,
+        timeout=120,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (0, b"")
+
+
 def test_an_error_is_still_told_when_only_the_output_has_no_reader() -> None:
     status, error = run_without_reader("cli", "--server", "127.0.0.1:1", "changefeed", "list")
     assert (status, "ErrCaptureUnavailable" in error) == (1, True)

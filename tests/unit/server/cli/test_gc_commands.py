@@ -112,6 +112,6 @@ def test_the_safe_point_of_a_changefeed_is_never_deleted_on_a_yes_alone(monkeypa
     "command", [["gc", "explain"], ["gc-state", "all"], ["service-gc-safepoint"]]
 )
 def test_no_coordinator_is_one_clear_error(monkeypatch, command):
-    monkeypatch.setattr("server.rpc.pd._CALL_SECONDS", 0.01)
-    with pytest.raises(PdUnavailableError, match="is it running"):
+    monkeypatch.setattr("server.rpc.pd._OPEN_SECONDS", 0.01)
+    with pytest.raises(PdUnavailableError, match="name the coordinators with --pd"):
         cli.run(["--pd", "127.0.0.1:1", *command])
