@@ -12,9 +12,10 @@ import json
 import os
 import signal
 import sys
+import threading
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +30,8 @@ _LINE_BYTES = 64 << 20
 """The sums of 2^20 ranges in base64 have half of it."""
 _DRAIN_S, _DRAIN_LOCKED_S = 2.0, 20.0
 """A reader has nothing to bring to an end; who holds the lake's lock may be writing."""
+_RELAY_S = 2.0
+_JVM_NOTICE = "WARNING: Using incubator modules"
 
 
 class Lake:
@@ -46,20 +49,29 @@ class Lake:
         cls, uri: str, changefeed: str, *, locked: bool, gently: bool = False
     ) -> AsyncIterator["Lake"]:
         """The lake for the block, `locked` against its job, or read `gently` beside it;
-        its standard error is ours.
+        its standard error goes to ours.
         """
         flags = [*(["--locked"] if locked else []), *(["--gently"] if gently else [])]
         command = [sys.executable, "-m", "server.verify.lake.job", uri, changefeed, *flags]
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES, start_new_session=True
-        )
-        try:
-            yield cls(process)
-        finally:
-            await drain(process, _DRAIN_LOCKED_S if locked else _DRAIN_S)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                # Spark's JVM and its Python workers
-                os.killpg(process.pid, signal.SIGKILL)
+        with _relayed_errors() as errors:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=errors,
+                    limit=_LINE_BYTES,
+                    start_new_session=True,
+                )
+            finally:
+                os.close(errors)
+            try:
+                yield cls(process)
+            finally:
+                await drain(process, _DRAIN_LOCKED_S if locked else _DRAIN_S)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    # Spark's JVM and its Python workers
+                    os.killpg(process.pid, signal.SIGKILL)
 
     async def cut(self, at: int | None) -> LakeCut:
         """The newest cut at or below `at`."""
@@ -116,6 +128,28 @@ class Lake:
         if "error" in answer:
             raise VerifyLakeError(answer["error"])
         return answer
+
+
+@contextmanager
+def _relayed_errors() -> Iterator[int]:
+    """A pipe for a process's standard error, whose lines come to ours, but for the one that every
+    JVM with Spark's modules prints. The caller closes the pipe when the process has it.
+    """
+    reader, writer = os.pipe()
+
+    def relay() -> None:
+        with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if not line.startswith(_JVM_NOTICE):
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
+
+    thread = threading.Thread(target=relay, name="lake-errors", daemon=True)
+    thread.start()
+    try:
+        yield writer
+    finally:
+        thread.join(_RELAY_S)
 
 
 def _table_members(table: Table) -> dict[str, Any]:
