@@ -87,12 +87,14 @@ def stages(changefeed: Document, now_ms: int) -> list[Stage]:
         now_ms: the present, in Unix milliseconds, by the clock that gives timestamps.
     """
     holding = changefeed["holding"]
-    job = changefeed["lake_job"] or {}
+    job_tso = (changefeed["lake_job"] or {}).get("cut_tso")
+    checkpoint_tso = changefeed["checkpoint_tso"]
     reached = {
         "source": holding["pulled_ts"],
         "sorter": holding["sorted_ts"],
-        "lake job": job.get("cut_tso"),
-        "checkpoint": changefeed["checkpoint_tso"],
+        # it reports every few seconds only, and the checkpoint moves with each cut that it has made
+        "lake job": job_tso and max(job_tso, checkpoint_tso),
+        "checkpoint": checkpoint_tso,
     }
     return [
         Stage(name, max(0.0, (now_ms - physical_ms(ts)) / 1000))

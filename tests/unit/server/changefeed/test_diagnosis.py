@@ -59,6 +59,13 @@ def test_nothing_is_said_of_a_changefeed_that_is_well():
     ]  # fmt: skip
 
 
+def test_a_lake_job_is_never_behind_what_it_has_acknowledged():
+    lags = {
+        stage.name: stage.lag_s for stage in stages(changefeed({"cut": 9, "checkpoint": 1}), NOW_MS)
+    }
+    assert lags["lake job"] == lags["checkpoint"]
+
+
 @pytest.mark.parametrize(
     ("lags", "stage"),
     [
