@@ -33,7 +33,7 @@ from server.config import (
 )
 from server.daemon import DaemonSettings, Endpoints, HttpPort, run
 from server.exit_status import EXIT_ERROR, EXIT_OK, EXIT_USAGE
-from server.log import LogConfig
+from server.log import LogConfig, configure_command
 from server.routes import Routes
 from server.rpc.access_list import open_access
 from server.rpc.config import RpcConfig, choose
@@ -176,6 +176,7 @@ def run_demo(argv: Sequence[str]) -> int:
 
     flags = vars(demo_parser().parse_args(list(argv)))
     config = load(demo.DemoConfig, "demo", document={}, environ=os.environ, flags=flags)
+    configure_command("warning")  # its own lines say all that a user needs
     try:
         equal = asyncio.run(demo.run_demo(config))
     except KeyboardInterrupt:

@@ -41,6 +41,8 @@ DEFAULT_SERVER: Final = "127.0.0.1:8300"
 DEFAULT_PD: Final = "127.0.0.1:2379"
 _LOOKUP_S = 5.0
 _CONNECT_S = 2.0
+_CAPTURE_CONNECTION_MS: Final = 10_000
+"""A capture on a machine that is overloaded is called silent only after this time."""
 
 
 class CaptureUnavailableError(UnavailableError):
@@ -150,7 +152,9 @@ class Remote:
     @asynccontextmanager
     async def _capture_at(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
         try:
-            async with connect(address, self.security, self.token_file) as channel:
+            async with connect(
+                address, self.security, self.token_file, connection_ms=_CAPTURE_CONNECTION_MS
+            ) as channel:
                 yield channel
         except grpc.aio.AioRpcError as err:
             if _is_silent(err):

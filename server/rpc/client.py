@@ -45,10 +45,9 @@ _OPTIONS = (
     ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # How long a connection may take; a busy loop answers late.
-    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
+_CONNECTION_MS: Final = 2_000
 _AUTHORIZATION: Final = "authorization"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """The beginning of an HTTP/2 client's bytes: the preface, and an empty SETTINGS frame."""
@@ -67,11 +66,16 @@ _log = structlog.get_logger(__name__)
 
 
 def connect(
-    address: str, security: SecurityConfig | None = None, token_file: str = ""
+    address: str,
+    security: SecurityConfig | None = None,
+    token_file: str = "",
+    *,
+    connection_ms: int = _CONNECTION_MS,
 ) -> grpc.aio.Channel:
     """A channel to `host:port`; connects lazily and reconnects by itself.
 
-    A scheme in front is dropped. With a `token_file`, calls bring its token.
+    A scheme in front is dropped. With a `token_file`, calls bring its token. An attempt to connect
+    ends after `connection_ms`: a busy server answers late.
 
     Raises:
         CredentialsError: our own TLS files cannot be used.
@@ -79,12 +83,14 @@ def connect(
     target = address.rpartition("//")[2]
     files = channel_credentials(security or SecurityConfig())
     interceptors = token_interceptors(token_file) if token_file else None
+    # What gRPC calls a backoff here is the time that an attempt to connect has.
+    options = (*_OPTIONS, ("grpc.min_reconnect_backoff_ms", connection_ms))
     if files is None:
-        return grpc.aio.insecure_channel(target, options=_OPTIONS, interceptors=interceptors)
+        return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
     return RenewedChannel(
         files,
         lambda credentials: grpc.aio.secure_channel(
-            target, credentials, options=_OPTIONS, interceptors=interceptors
+            target, credentials, options=options, interceptors=interceptors
         ),
     )
 
