@@ -2,7 +2,14 @@
 
 import pytest
 
+from server.rpc.client import connect
 from server.rpc.config import Engine, RpcConfig, choose
+
+
+@pytest.fixture(autouse=True)
+def patient_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that others share may take longer to accept a connection than a daemon allows."""
+    monkeypatch.setitem(connect.__kwdefaults__, "connection_ms", 20_000)
 
 
 @pytest.fixture(params=[Engine.GRPCIO, Engine.NATIVE], ids=lambda engine: engine.value)
