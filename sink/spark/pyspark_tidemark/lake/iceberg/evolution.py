@@ -149,12 +149,12 @@ def mark_deleted(spark: SparkSession, catalog: Catalog, name: str, ts: int) -> N
 
 @dataclass(frozen=True)
 class ShardEvolution:
-    """Changes the rows of shards; nobody else may commit meanwhile."""
+    """Changes the rows of shards. No other commit to the table may come in between."""
 
     spark: SparkSession
     catalog: Catalog
     soft_delete: bool
-    """Rows that go are marked."""
+    """Rows of a removed shard are marked, not deleted."""
 
     def change(self, table: TableMeta, steps: Sequence[ShardRows], *, vectors: bool) -> None:
         """Change rows in one commit; doing it again changes nothing.
@@ -167,7 +167,7 @@ class ShardEvolution:
             return
         transaction, session = self.catalog.begin(stored), self.spark.newSession()
         snapshot = Snapshot(session, self.catalog, stored, stored.currentSnapshot().snapshotId())
-        shards = sorted(self._concerned(steps))
+        shards = sorted(self._shards_changed(steps))
         column = StructField(table.key[0], StringType())
         keys = session.createDataFrame([(shard,) for shard in shards], StructType([column]))
         places = snapshot.places_of(keys, table.key[:1])
@@ -186,17 +186,20 @@ class ShardEvolution:
             rewrite = _rewritten(self.catalog, transaction, part, rows, replaced)
             self.catalog.fenced(transaction, rewrite, position)
             return
-        written = () if self._all_go(steps) else _written(self.catalog, transaction.table(), rows)
+        written = (
+            () if self._removes_all(steps) else _written(self.catalog, transaction.table(), rows)
+        )
         shown = ShownFiles(self.catalog, no_bounds).of(name, stored, ())
         masks = new_masks(self.catalog, stored, shown.data, places, ColumnCache(0))
         self.catalog.commit(transaction, CutFiles(written, (), masks), position)
 
-    def _concerned(self, steps: Sequence[ShardRows]) -> set[str]:
-        """The shards of which rows change."""
-        taken = {step.new_name for step in steps if step.new_name} if self.soft_delete else set()
-        return {step.shard for step in steps} | taken
+    def _shards_changed(self, steps: Sequence[ShardRows]) -> set[str]:
+        # With soft delete the new name's rows, too: an earlier shard of that name may have left
+        # marked rows, whose keys the renamed shard brings.
+        renamed = {step.new_name for step in steps if step.new_name} if self.soft_delete else set()
+        return {step.shard for step in steps} | renamed
 
-    def _all_go(self, steps: Sequence[ShardRows]) -> bool:
+    def _removes_all(self, steps: Sequence[ShardRows]) -> bool:
         return not self.soft_delete and all(step.is_gone for step in steps)
 
     def _changed(self, rows: DataFrame, step: ShardRows, key: Sequence[str]) -> DataFrame:
@@ -221,8 +224,8 @@ class ShardEvolution:
 
 
 def _with_free_keys(rows: DataFrame, step: ShardRows, key: Sequence[str]) -> DataFrame:
-    """Without the marked rows of an earlier shard whose keys another one brings as it gets that
-    name.
+    """`rows` without those of an earlier shard of the step's new name that have a key of the shard
+    that is renamed to it: with soft delete they are marked rows, and one key may have one row only.
     """
     shard = F.col(quoted(step.column))
     names = {name: internal(name) for name in key[1:]}
