@@ -1,11 +1,14 @@
-"""Bounds the connections of listeners that accept in C++, gRPC's and Flight's: they do not show us
-their connections.
+"""Bounds the connections of listeners that accept in C++ (gRPC's and Flight's), which do not show
+their connections to Python.
 
-The kernel does. A few times a second the process's open files are counted, and looked at if there
-are enough of them for a bound to be exceeded. What an address has beyond its share, and what all
-have beyond the listener's bound, is shut down, which the listener sees as the client's leaving.
-Calls are not known here, so those connections go that have been silent for longest, in both
-directions: of the address itself, or of those that have the most. Some room is left for newcomers.
+The guard finds them among the process's open files. Several times a second it counts these, and
+inspects them if there are enough for a bound to be exceeded. Connections of an address beyond its
+share, and of all addresses beyond the listener's bound, are shut down; the listener takes that for
+a client that disconnects.
+
+The guard knows no calls. Of the addresses with the most connections it shuts down those on which
+neither side has sent anything for the longest time. An eighth of the listener's bound is kept free
+for connections that come between two looks.
 """
 
 import asyncio
@@ -28,13 +31,13 @@ from server.rpc.listener import EVICTED, client_address
 
 _LOOK_EVERY_S = 0.1
 _MOST_OF_TIME = 0.1
-"""Looking takes no more of a core than this, however many connections there are."""
+"""The greatest part of one core that looking takes, however many connections there are."""
 _LOOK_ANYWAY_S = 5.0
-"""After so long the files that are no sockets are counted again: a database has many of them,
-and not always.
+"""The greatest time between two counts of the files that are no sockets: a database may have closed
+many of them since.
 """
 _NEWCOMERS_PART = 8
-"""One part of so many is left for who comes between two looks."""
+"""1 / this of the listener's bound is kept free for connections that come between two looks."""
 _FILES = "/proc/self/fd"
 _TCP_INFO_BYTES, _LAST_SENT, _LAST_RECEIVED = 104, 44, 52
 """Offsets in Linux's `struct tcp_info` of two u32: milliseconds since data was sent,
@@ -54,23 +57,23 @@ class Accepted:
 
 
 def allowed_each(counts: Sequence[int], most: int, share: int) -> int:
-    """The number of connections that each address may keep, so that all together have at most
-    `most`, and none has more than `share`.
+    """The number of connections that each address may keep: the greatest one, at most `share`, with
+    which all addresses have at most `most` (max-min fairness).
 
-    It is the same number for all: those with few keep all of theirs, and those with the most lose
-    the same.
+    Addresses with fewer keep all of theirs. It is at least 1, so with more than `most` addresses
+    there are more than `most` connections.
     """
-    left = most
+    unassigned = most
     for number, count in enumerate(sorted(counts)):
-        fair = left // (len(counts) - number)
+        fair = unassigned // (len(counts) - number)
         if count > fair:
             return max(1, min(fair, share))
-        left -= count
+        unassigned -= count
     return share
 
 
 class ConnectionGuard:
-    """Looks after one listener of this process; run it beside what serves."""
+    """Guards one listener of this process; `run` it as a task beside the server."""
 
     def __init__(self, port: int, limits: Limits) -> None:
         self._port = port
@@ -86,7 +89,7 @@ class ConnectionGuard:
         self._looked_s = 0.0
 
     async def run(self) -> None:
-        """Look until cancelled; return at once where the system does not tell."""
+        """Look until cancelled; returns at once, with a warning, where the system is not Linux."""
         if not sys.platform.startswith("linux"):
             _log.warning(
                 "connections of one address are not bounded here: this is not Linux",
@@ -109,7 +112,7 @@ class ConnectionGuard:
         )
 
     def look(self) -> int:
-        """End what is too much; returns how many connections."""
+        """Shut down the connections beyond the bounds; returns how many."""
         self._looked_s = time.monotonic()
         by_address: defaultdict[str, list[Accepted]] = defaultdict(list)
         accepted = self._accepted()
@@ -132,11 +135,11 @@ class ConnectionGuard:
         return time.thread_time() - began_s
 
     def _accepted(self) -> list[Accepted]:
-        """The listener's open connections; only sockets that are new since the last look are asked
-        what they are.
+        """The listener's open connections; only sockets that are new since the last look are
+        inspected.
 
-        Sockets that are no open connections are not counted as other files: many are closed by the
-        next look, and as many new connections would go unseen.
+        Sockets that are no open connections do not count as other files: many of them are closed by
+        the next look, and as many new connections would go unnoticed.
         """
         inspected, self._known = self._known, {}
         self._other_files = 0
@@ -220,7 +223,9 @@ def _open_files() -> Sequence[int]:
 
 @contextmanager
 def _borrowed(file: int) -> Iterator[socket.socket]:
-    """Another one's socket, to read from what the kernel knows of it."""
+    """A socket object for a file that the C library owns, to read its options; it is detached, not
+    closed, at the end.
+    """
     connection = socket.socket(fileno=file)
     try:
         yield connection
@@ -229,8 +234,8 @@ def _borrowed(file: int) -> Iterator[socket.socket]:
 
 
 def _duplicate(file: int) -> AbstractContextManager[socket.socket]:
-    """A socket behind a file of its own: the owner may close his at any time,
-    and another take its number.
+    """A socket object for a duplicate of the file: the owner may close its own at any time, and the
+    number may be used for another file. Without a free file number it is the owner's.
     """
     try:
         return socket.socket(fileno=os.dup(file))

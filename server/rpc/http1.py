@@ -1,8 +1,9 @@
-"""HTTP/1.1 on a gRPC port: requests that begin like HTTP/1.1 are answered by coroutines,
-one at a time per connection.
+"""HTTP/1.1 on a gRPC port: connections that begin like HTTP/1.1 are served by coroutines, one
+request at a time per connection.
 
-PD answers its HTTP API and gRPC on one port, and its clients expect it. h11 parses; size and time
-of a request, and the bytes of all bodies that are being received, are bounded here.
+PD serves its HTTP API and gRPC on one port, and its clients expect it. h11 parses. This module
+bounds the size and time of a request, the number of connections, and the bytes that all of them
+buffer.
 """
 
 import asyncio
@@ -26,16 +27,17 @@ MAX_HEADER_BYTES = 16 << 10
 MAX_BODY_BYTES = 4 << 20
 """The limit of one request. TiDB sends the placement rules of a whole schema at once."""
 MAX_BUFFERED_BYTES = 64 << 20
-"""Bodies that are received or answered now, and answers that clients have not read yet,
-on all connections.
+"""On all connections of a listener: bodies of requests that are being received or answered, and
+answers that clients have not read yet. A body beyond it is refused with 503.
 """
 MAX_CONNECTIONS = 512
-"""HTTP/1.1 connections at once; one more takes the place of the one that has been idle for the
-longest time.
+"""Of a listener at once. One more closes the one that has been idle for the longest time; if none
+is idle, it is refused with 503.
 """
 REQUEST_S = 10.0
 """The time from a request's first byte to its last."""
 ANSWER_S = 30.0
+"""The time that the handler has for an answer, and then a slow client to read it."""
 IDLE_S = 90.0
 """Between two requests of a connection; Go's clients keep theirs as long."""
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
@@ -71,7 +73,7 @@ class Http1Front:
         """The connections in the order in which they became idle, or were made."""
 
     def admit(self, connection: "Http1Connection") -> bool:
-        """Take a connection in; False: all are at work."""
+        """Take a connection in; False: there are `MAX_CONNECTIONS`, and none of them is idle."""
         if len(self.connections) >= MAX_CONNECTIONS:
             idle = next((one for one in self.connections if one.idle), None)
             if idle is None:
@@ -91,11 +93,11 @@ class Http1Front:
 
 
 class ProtocolChoice(asyncio.Protocol):
-    """A new connection of a listener that has HTTP/1.1 beside HTTP/2: ALPN decides,
-    and without TLS the first bytes.
+    """A new connection of a listener that serves HTTP/1.1 and HTTP/2: ALPN decides which it is, and
+    without TLS its first bytes.
 
-    `http2` gets the connection only when it speaks HTTP/2; `closed` is called when an HTTP/1.1
-    connection is over.
+    `http2` gets the connection only if it speaks HTTP/2. `chosen` is called when it turns out to
+    speak HTTP/1.1, and `closed` when that connection is over.
     """
 
     def __init__(
@@ -117,14 +119,14 @@ class ProtocolChoice(asyncio.Protocol):
             self._choose(http1=tls.selected_alpn_protocol() != "h2")
 
     def data_received(self, data: bytes) -> None:
-        """Decide as soon as the first bytes tell; these say nothing to the client before."""
+        """Decide as soon as there are enough bytes; nothing is sent to the client before."""
         self._first += data
         http1 = begins_like_http1(self._first)
         if http1 is not None:
             self._choose(http1=http1)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client went before it said anything."""
+        """The client disconnected before it was decided; `http2` counts the connection as over."""
         self._http2.connection_lost(exc)
 
     def abort(self) -> None:
@@ -278,7 +280,7 @@ class Http1Connection(asyncio.Protocol):
         header_bytes = len(head.target) + sum(
             len(name) + len(value) + 4 for name, value in head.headers
         )
-        # h11 bounds only what does not come in one read
+        # h11's own limit is checked only for headers that do not come in one read.
         if header_bytes > MAX_HEADER_BYTES:
             text = f"the headers have {header_bytes} bytes; at most {MAX_HEADER_BYTES} are taken"
             raise _RefusedError(fault(431, "ErrAPIInvalidParam", text))
