@@ -1,16 +1,16 @@
-"""Listening sockets. Connections are accepted in turn by client address, so that a client with
+"""Listening sockets. Connections are set up round-robin by client address, so that a client with
 thousands of them delays only itself.
 
 `open_listeners` takes an address as gRPC's users write it: `host:port`, `[::]:port`, `localhost:0`,
-`unix:path`. `client_address` says whose a connection is, as far as a listener can tell: one host
-has one IPv4 address for a port, but a whole /64 of IPv6 addresses, so these count as one (RFC
-6177); clients behind one NAT or proxy share its address; who connects by a Unix socket has passed
-the file's permissions and has none.
+`unix:path`. `client_address` gives the key by which connections are counted: the IPv4 address, or
+the /64 of an IPv6 address, since one host may use all of these (RFC 6177). Clients behind one NAT
+or proxy share an address. A client of a Unix socket has passed the file's permissions, and has no
+address.
 
-Taking a connection from the kernel costs microseconds, setting it up some hundred. So `Accepting`
-takes all at once and lets them wait, by address, until one turn of the loop after the other sets a
-few of them up. The kernel's own queue knows no addresses: behind thousands of connections in it a
-new client would wait until they are set up.
+To take a connection from the kernel costs microseconds; to set it up, hundreds of them. So
+`Accepting` takes all that there are into queues by address, and sets up a few in each turn of the
+event loop. In the kernel's own queue, which is one for all addresses, a new client would wait until
+all connections before its own are set up.
 """
 
 import asyncio
@@ -48,8 +48,10 @@ EVICTED = Counter(
 HANDSHAKE_S = 10
 _TLS_CLOSE_S = 1.0
 _BACKLOG = 4096
+"""Connections that the kernel queues; net.core.somaxconn may allow fewer."""
 _HOST_BITS = 64
 _TAKEN_AT_ONCE, _SET_UP_AT_ONCE = 128, 16
+"""In one turn of the event loop."""
 _OUT_OF_FILES_S = 0.5
 _MOST_WAITING = 4096
 
@@ -92,7 +94,7 @@ def open_listeners(address: str) -> Sequence[socket.socket]:
 
 
 def close_listener(listener: socket.socket) -> None:
-    """Listen no more; a path goes with its socket."""
+    """Close a socket of `open_listeners`; the path of a Unix socket is removed."""
     name = listener.getsockname()
     listener.close()
     if isinstance(name, str):
@@ -104,11 +106,12 @@ async def accept_connection(
     accepted: socket.socket,
     context: ssl.SSLContext | None,
 ) -> None:
-    """Let the protocol have an accepted connection, after its TLS handshake if there is a context.
+    """Connect the protocol to an accepted connection, with a `context` once its TLS handshake is
+    done.
 
     Raises:
         ssl.SSLError: the handshake failed.
-        ConnectionAbortedError: it took too long.
+        ConnectionAbortedError: it took longer than `HANDSHAKE_S`.
         OSError: the connection broke.
     """
     loop = asyncio.get_running_loop()
@@ -134,15 +137,15 @@ async def accept_connection(
 
 
 class _AcceptedTls(sslproto.SSLProtocol):
-    """TLS of a connection whose client nobody knows yet."""
+    """TLS of a connection whose client is not authenticated yet."""
 
     max_size = 32 << 10
-    """The bytes of its buffer, which asyncio fills with 256 KiB before the first byte has come."""
+    """The bytes of its read buffer; asyncio's own has 256 KiB before the first byte arrives."""
 
     def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
         transport: Any = self._transport
         if handshake_exc is not None and transport is not None:
-            # asyncio would keep the alert that tells the client why.
+            # The alert that tells the client the reason; asyncio does not send it.
             transport.write(self._outgoing.read())  # type: ignore[attr-defined]  # typeshed lacks it
         super()._on_handshake_complete(handshake_exc)
 
@@ -194,8 +197,8 @@ def client_address(peer: object) -> str:
 
 
 class Waiting:
-    """Connections that are accepted and not set up, by address; where there are too many,
-    the longest queue loses.
+    """Queues, by address, of connections that are accepted and not set up yet. When there are more
+    than `most`, the newest one of the longest queue is dropped.
     """
 
     def __init__(self, most: int) -> None:
@@ -207,14 +210,16 @@ class Waiting:
         return self._count
 
     def add(self, address: str, accepted: socket.socket) -> socket.socket | None:
-        """Let it wait; returns the one, maybe itself, that has to go for it."""
+        """Queue a connection; returns the one that is dropped for it, which may be itself, if any;
+        the caller closes it.
+        """
         self._queues.setdefault(address, deque()).append(accepted)
         self._count += 1
         return self._last_of_longest() if self._count > self._most else None
 
     def next(self) -> tuple[str, socket.socket]:
-        """The one whose turn it is, and its address."""
-        # One connection of the address, which then queues up behind all others.
+        """Take the next connection, with its address; there must be one."""
+        # One of the first address, which then moves behind all others.
         address, queue = self._queues.popitem(last=False)
         self._count -= 1
         accepted = queue.popleft()
@@ -232,7 +237,9 @@ class Waiting:
 
 
 class Accepting:
-    """Accepts for a server; `connect` sets a connection up, and does not wait."""
+    """Accepts connections for a server. `connect` takes over an accepted one with its address; it
+    must neither block nor raise.
+    """
 
     def __init__(self, connect: Callable[[socket.socket, str], None], spare_files: int) -> None:
         self._connect = connect
@@ -261,8 +268,8 @@ class Accepting:
                 pass  # there are no more
             except OSError as err:
                 _log.warning("a connection cannot be accepted", reason=str(err))
-                # Out of files, most likely: accepting again at once would spin, since the
-                # connection stays in the kernel's queue.
+                # Most likely the process is out of file descriptors. The connection stays in the
+                # kernel's queue, so an attempt without a pause would fail again, and spin.
                 await asyncio.sleep(_OUT_OF_FILES_S)
             # `sock_accept` does not wait while there is one more
             await asyncio.sleep(0)

@@ -23,7 +23,7 @@ from storage.model.ts import compose, physical_ms
 
 
 class MemoryRecords:
-    """Revisions as etcd counts them."""
+    """`Records` in memory; revisions as etcd counts them."""
 
     def __init__(self) -> None:
         self.held: dict[str, Record] = {}
@@ -49,8 +49,8 @@ class MemoryRecords:
 
 @dataclass
 class MemoryCluster:
-    """Two stores, regions at fixed keys, transactions with a known fate,
-    and a diary of every request.
+    """`Cluster` in memory: stores one and two, regions that end at `borders`, transactions with the
+    outcomes in `decisions`, and every request in `diary`. A request of `failing` raises its error.
     """
 
     now_ms: int = 10_000_000
@@ -156,7 +156,7 @@ class MemoryCluster:
 
 
 class Diary:
-    """A listener that remembers."""
+    """A `Listener` that records what it is called with."""
 
     def __init__(self) -> None:
         self.skipped: list[str] = []
@@ -212,7 +212,7 @@ class Diary:
 
 
 class Bench:
-    """A worker, and all that it stands on."""
+    """A worker with its cluster, records and listener; its clock is `cluster.now_ms`."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class Bench:
         return float(self.cluster.now_ms) / 1000
 
     async def run_round(self) -> Round:
-        """A whole round in this task."""
+        """Run a round from admission to its end, in this task."""
         number = await self.cluster.now_ts()
         self.worker.rounds.admit(number, physical_ms(number))
         return await self.worker.leader.run_round(number)
