@@ -166,26 +166,37 @@ class Remote:
 
     async def _registered_capture(self) -> str:
         """Return the address of a capture that is registered at the coordinators that are named:
-        the owner's, if it can be connected to.
+        the owner's, if it can be connected to. Captures in containers register addresses that mean
+        nothing outside; there the default address counts, if a registered capture answers.
         """
         try:
-            addresses = list((await self._registered()).values())
+            registered = await self._registered()
         except InvalidError as err:
             raise CaptureUnavailableError(
                 f"the coordinator {self.pd} does not say where its captures are: {err}; name one "
                 "with --server"
             ) from err
-        if not addresses:
+        if not registered:
             raise CaptureUnavailableError(
                 f"no capture is registered at the coordinator {self.pd}; start one with `tidemark "
                 f"capture --coordinator {self.pd}`, or name its address with --server"
             )
-        for address in addresses:
+        for address in registered.values():
             async with connect(address, self.security) as channel:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(channel.channel_ready(), _CONNECT_S)
                     return address
-        return addresses[0]
+        with suppress(TidemarkError, TimeoutError):
+            if not registered.keys().isdisjoint(await self._captures_at(DEFAULT_SERVER)):
+                return DEFAULT_SERVER
+        return next(iter(registered.values()))
+
+    async def _captures_at(self, address: str) -> set[str]:
+        """Return the ids of all captures of the cluster of the capture at an address."""
+        async with asyncio.timeout(_LOOKUP_S), self._capture_at(address) as channel:
+            request = capture_pb2.ListCapturesRequest()
+            answer = await CaptureServiceStub(channel).ListCaptures(request, timeout=CALL_S)
+            return {capture.id for capture in answer.captures}
 
     async def _registered(self) -> dict[str, str]:
         """Return the addresses of the registered captures by their ids, the owner's first."""
@@ -210,9 +221,8 @@ class Remote:
         if self._is_checked:
             return
         try:
-            async with asyncio.timeout(_LOOKUP_S), self._capture_at(self.server) as channel:
-                request = capture_pb2.ListCapturesRequest()
-                answer = await CaptureServiceStub(channel).ListCaptures(request, timeout=CALL_S)
+            captures = await self._captures_at(self.server)
+            async with asyncio.timeout(_LOOKUP_S):
                 registered = await self._registered()
         except CaptureUnavailableError:
             if not self.pd:
@@ -220,7 +230,6 @@ class Remote:
             return
         except (TidemarkError, TimeoutError):
             return  # the call that follows says what is wrong there
-        captures = {capture.id for capture in answer.captures}
         if captures and captures.isdisjoint(registered):
             default = "" if self.pd else " (the default)"
             raise OtherClusterError(
