@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 
 class NoAddressError(InvalidError):
-    """No coordinator is named."""
+    """No coordinator is named, or by what is no address."""
 
     code = "ErrNoCoordinatorAddress"
 
@@ -40,14 +40,18 @@ class NoLeaderError(UnavailableError):
 
 
 def addresses_of(text: str) -> list[str]:
-    """The addresses in `host:port[,host:port…]`.
+    """The addresses in `host:port[,host:port…]`, each with its scheme, if it has one.
 
     Raises:
-        NoAddressError: there are none.
+        NoAddressError: there are none, or one has no port: gRPC would take 443.
     """
-    addresses = [address.strip() for address in text.split(",") if address.strip()]
+    addresses = [address.strip().rstrip("/") for address in text.split(",") if address.strip()]
     if not addresses:
         raise NoAddressError(f"{text!r} names no coordinator; write host:port[,host:port…]")
+    for address in addresses:
+        host, _, port = address.rpartition("//")[2].rpartition(":")
+        if not (host and port.isdecimal()):
+            raise NoAddressError(f"the coordinator {address!r} is not host:port, such as pd1:2379")
     return addresses
 
 

@@ -10,6 +10,7 @@ from kvproto import pdpb_pb2
 
 from server.rpc.errors import StatusError
 from server.rpc.front import OverloadedError
+from server.rpc.members import NoAddressError, addresses_of
 from server.rpc.pd import PdClient, PdRefusedError
 from server.rpc.server import RpcServer
 
@@ -33,6 +34,13 @@ class Coordinator:
         if self.failures:
             raise self.failures.pop(0)
         return pdpb_pb2.AllocIDResponse(header=pdpb_pb2.ResponseHeader(cluster_id=7), id=5)
+
+
+@pytest.mark.parametrize("text", ["", " , ", "pd1", "pd1:2379,pd2", "http://pd1", ":2379"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(NoAddressError):
+        addresses_of(text)
+    assert addresses_of("http://pd1:2379/, pd2:2379") == ["http://pd1:2379", "pd2:2379"]
 
 
 @asynccontextmanager
