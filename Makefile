@@ -69,7 +69,7 @@ $(VENV)/readers/.locked: tests/readers.lock | $(VENV)/.locked
 
 .PHONY: run
 run: setup $(if $(filter delta iceberg,$(LAKE)),jars) ## Run the demo: a bank, a lake, and the proof that they are equal (ARGS="--keep" leaves it up)
-	$(BIN)/tidemark demo --data-dir $(DATA) --lake $(LAKE) $(ARGS)
+	$(BIN)/tidemark demo --data-dir $(DATA) --lake '$(LAKE)' $(ARGS)
 
 .PHONY: play
 play: setup jars ## Run a MariaDB with a shop and a lake that follows it, with SQL to try (until Ctrl-C)

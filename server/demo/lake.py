@@ -21,7 +21,10 @@ from pathlib import Path
 
 import grpc.aio
 import pyarrow as pa
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.format import UPSERT
 from pyspark_tidemark.lake.registry import FORMATS as LAKE_FORMATS
+from pyspark_tidemark.sink_uri import SinkUri
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
@@ -31,13 +34,24 @@ from server.demo.bank import Bank
 from server.demo.client import BankClient
 from server.demo.cluster import json_line, open_process
 from server.rpc.client import connect
-from storage.model.errors import InvalidError
+from storage.model.errors import InvalidError, UnavailableError
 
+CHANGEFEED = "bank"
 FORMATS = tuple(name for name, record in LAKE_FORMATS.items() if record.is_directory)
+_CHOICES = (
+    "--lake is delta, iceberg or parquet, or a PostgreSQL database of yours, as in --lake "
+    "'postgresql://user@host:5432/database?password-file=/path'"
+)
 _POLL_SECONDS = 0.5
 _RPC_SECONDS = 30.0
 Row = tuple[object, ...]
 _SHOWN = 5
+
+
+class LakeUnavailableError(UnavailableError):
+    """The database for the demo's tables cannot be used."""
+
+    code = "ErrLakeUnavailable"
 
 
 class OtherLakeError(InvalidError):
@@ -48,28 +62,44 @@ class OtherLakeError(InvalidError):
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """A directory of tables in one format."""
+    """The tables of the demo, in a directory or in a database of the user's."""
 
-    format: str
-    path: Path
+    uri: str
+    """The sink URI, as `tidemark spark run --target` takes it."""
 
     @classmethod
-    def at(cls, directory: Path, lake_format: str) -> "Lake":
-        """The lake of that format in `directory`.
+    def at(cls, directory: Path, choice: str) -> "Lake":
+        """The lake of `--lake`: a format of tables in `directory`, or the URI of a database.
 
         Raises:
-            ConfigError: an unknown format.
+            ConfigError: it is neither.
         """
-        if lake_format not in FORMATS:
-            raise ConfigError(
-                f"--lake is {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {lake_format!r}"
-            )
-        return cls(lake_format, directory)
+        if choice in FORMATS:
+            return cls(f"{choice}://{directory}")
+        try:
+            uri = SinkUri.parse(choice)
+        except SourceError as err:
+            raise ConfigError(f"{_CHOICES}: {err.message}") from None
+        if uri.format != "postgresql" or dict(uri.options).get("mode", UPSERT) != UPSERT:
+            raise ConfigError(f"{_CHOICES}, in mode {UPSERT}; not {choice!r}")
+        return cls(choice)
 
-    @property
-    def uri(self) -> str:
-        """The sink URI, as `tidemark spark run --target` takes it."""
-        return f"{self.format}://{self.path}"
+    def check(self) -> None:
+        """See that a database can be connected to, before anything is started.
+
+        Raises:
+            LakeUnavailableError: it cannot.
+        """
+        uri = SinkUri.parse(self.uri)
+        if not uri.is_database:
+            return
+        # Imported here: it brings PySpark.
+        from server.verify.lake.database_lake import open_reader
+
+        try:
+            open_reader(uri).close()
+        except SourceError as err:
+            raise LakeUnavailableError(f"the database of --lake cannot be used: {err}") from None
 
 
 class Applied(ABC):
@@ -249,7 +279,7 @@ async def prove(bank: Bank, client: BankClient, lake: Lake, since_ts: int, log: 
         ProcessFailedError: Spark could not read the lake; `log` says why.
     """
     with tempfile.TemporaryDirectory(prefix="tidemark-proof-") as directory:
-        arguments = [lake.format, str(lake.path), str(since_ts), directory]
+        arguments = [lake.uri, CHANGEFEED, str(since_ts), directory]
         async with open_process("server.demo.lake_reader", arguments, log) as process:
             answer = await json_line(process, log)
         lake_rows = {name: _lake_rows(Path(directory) / f"{name}.arrow") for name in tables.SPANS}

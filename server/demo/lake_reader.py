@@ -1,15 +1,16 @@
-"""The lake as Spark reads it: `python -m server.demo.lake_reader FORMAT ROOT SINCE_TS OUT`.
+"""The lake as its readers see it: `python -m server.demo.lake_reader URI CHANGEFEED SINCE_TS OUT`.
 
 Writes each table as of the newest cut to `OUT/<table>.arrow`, and prints one JSON document: the
-newest cut, the total balance in every cut, and how long transfers after SINCE_TS took to become
-visible. It is a process of its own, and knows the lake only by its manifest and its tables, as any
-reader would.
+newest cut, the total balance in every cut that can be read, and how long transfers after SINCE_TS
+took to become visible. It is a process of its own, and knows the lake only by its manifest and its
+tables, as any reader would. Spark reads a lake in files; a database is read in one snapshot, and
+shows its newest cut only.
 """
 
-import dataclasses
 import functools
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark_tidemark.lake.cut_record import CutRecord
+from pyspark_tidemark.lake.databases.manifest import CUTS
 from pyspark_tidemark.lake.manifest import DIRECTORY, read_cuts
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.lake.target import StoredTable, open_connector
@@ -24,49 +27,115 @@ from pyspark_tidemark.sink_uri import SinkUri
 
 from server.demo.bank import ACCOUNTS_NAME, TRANSFERS_NAME
 from server.process import exit_with_parent
+from server.verify.lake.database_lake import open_reader
 from storage.model.ts import physical_ms
 
+_SCHEMAS = {
+    ACCOUNTS_NAME: pa.schema(
+        [
+            ("id", pa.int64()),
+            ("owner", pa.string()),
+            ("balance", pa.int64()),
+            ("updated_at", pa.int64()),
+            ("_commit_ts", pa.int64()),
+        ]
+    ),
+    TRANSFERS_NAME: pa.schema(
+        [
+            *((name, pa.int64()) for name in ("id", "src", "dst", "amount")),
+            ("note", pa.string()),
+            ("_commit_ts", pa.int64()),
+        ]
+    ),
+}
+"""The columns of the demo's tables in a database."""
 _META = ("_op", "_commit_ts", "_start_ts", "_seq")
 
 
-class LakeReader:
-    """A lake of one format, read at its cuts."""
+class Reader(ABC):
+    """A lake at its cuts, oldest first."""
 
-    def __init__(self, spark: Any, lake_format: str, root: Path) -> None:
-        self._spark = spark
-        self._format = lake_format
-        self._root = root
-        self.cuts: list[dict[str, Any]] = [
-            dataclasses.asdict(cut) for cut in read_cuts(root / DIRECTORY)
+    cuts: Sequence[CutRecord]
+
+    @abstractmethod
+    def rows(self, table: str) -> pa.Table:
+        """The rows of `table` at the newest cut, with `_commit_ts`."""
+
+    @abstractmethod
+    def totals(self, since_ts: int) -> list[int]:
+        """The total balance in every cut after `since_ts` that has accounts and can be read."""
+
+    def latencies_s(self, transfers: pa.Table, since_ts: int) -> list[float]:
+        """Seconds from the commit of each transfer after `since_ts` to the moment its cut was
+        visible, sorted.
+        """
+        ends = [
+            (cut.end_ts, datetime.fromisoformat(cut.applied_at).timestamp()) for cut in self.cuts
         ]
+        latencies, position = [], 0
+        for commit_ts in sorted(ts for ts in transfers["_commit_ts"].to_pylist() if ts > since_ts):
+            while ends[position][0] < commit_ts:
+                position += 1
+            latencies.append(max(0.0, ends[position][1] - physical_ms(commit_ts) / 1000))
+        return sorted(latencies)
 
-    def versions(self, table: str) -> list[int]:
+
+class DatabaseReader(Reader):
+    """A database, in one snapshot; its tables hold the newest cut."""
+
+    def __init__(self, uri: SinkUri, changefeed: str) -> None:
+        self._reader = open_reader(uri)
+        app = changefeed.replace("'", "''")
+        query = f"SELECT {{columns}} FROM {CUTS} WHERE app = '{app}' ORDER BY end_ts"  # noqa: S608 - quoted
+        documents = self._read(CUTS, query, pa.schema([("document", pa.string())]))
+        self.cuts = [CutRecord.from_json(text) for text in documents["document"].to_pylist()]
+
+    def rows(self, table: str) -> pa.Table:
+        """See `Reader`."""
+        query = f"SELECT {{columns}} FROM {self._reader.quoted_table(table)}"  # noqa: S608 - quoted
+        return self._read(table, query, _SCHEMAS[table])
+
+    def totals(self, since_ts: int) -> list[int]:
+        """See `Reader`."""
+        del since_ts
+        return [pc.sum(self.rows(ACCOUNTS_NAME)["balance"]).as_py() or 0]
+
+    def _read(self, table: str, query: str, schema: pa.Schema) -> pa.Table:
+        return pa.Table.from_batches(self._reader.batches(table, query, schema), schema)
+
+
+class FileReader(Reader):
+    """A lake in files, read by Spark."""
+
+    def __init__(self, spark: Any, uri: SinkUri) -> None:
+        self._spark = spark
+        self._uri = uri
+        self.cuts = read_cuts(Path(uri.path) / DIRECTORY)
+
+    def _versions(self, table: str) -> list[int]:
         """The version of `table` that each cut shows;
         a cut without changes shows the one before it.
         """
         versions, current = [], -1
         for cut in self.cuts:
-            current = next(
-                (part["version"] for part in cut["tables"] if part["table"] == table), current
-            )
+            current = next((part.version for part in cut.tables if part.table == table), current)
             versions.append(current)
         return versions
 
-    def rows(self, table: str, version: int) -> pa.Table:
-        """The rows of `table` at a version, with `_commit_ts`."""
-        return _rows_of(self._read(table, version))
+    def rows(self, table: str) -> pa.Table:
+        """See `Reader`."""
+        return _rows_of(self._read(table, self._versions(table)[-1]))
 
     def _read(self, table: str, version: int) -> Any:
-        changefeed = self.cuts[-1]["changefeed"]
-        stored = StoredTable(SinkUri(self._format, str(self._root)), changefeed, table)
-        return open_connector(self._format).read(self._spark, stored, version)
+        stored = StoredTable(self._uri, self.cuts[-1].changefeed, table)
+        return open_connector(self._uri.format).read(self._spark, stored, version)
 
     def totals(self, since_ts: int) -> list[int]:
-        """The total balance in every cut after `since_ts` that has accounts."""
+        """See `Reader`."""
         shown = [
             version
-            for cut, version in zip(self.cuts, self.versions(ACCOUNTS_NAME), strict=True)
-            if cut["end_ts"] >= since_ts and version >= 0
+            for cut, version in zip(self.cuts, self._versions(ACCOUNTS_NAME), strict=True)
+            if cut.end_ts >= since_ts and version >= 0
         ]
         # Cuts that did not change the accounts show the version of the cut before, which is summed
         # once.
@@ -92,20 +161,11 @@ class LakeReader:
             row["version"]: row["sum(balance)"] for row in summed.collect()
         }
 
-    def latencies_s(self, transfers: pa.Table, since_ts: int) -> list[float]:
-        """Seconds from the commit of each transfer after `since_ts` to the moment its cut was
-        visible, sorted.
-        """
-        ends = [
-            (cut["end_ts"], datetime.fromisoformat(cut["applied_at"]).timestamp())
-            for cut in self.cuts
-        ]
-        latencies, position = [], 0
-        for commit_ts in sorted(ts for ts in transfers["_commit_ts"].to_pylist() if ts > since_ts):
-            while ends[position][0] < commit_ts:
-                position += 1
-            latencies.append(max(0.0, ends[position][1] - physical_ms(commit_ts) / 1000))
-        return sorted(latencies)
+
+def _spark(uri: SinkUri, out: Path) -> Any:
+    return open_session(
+        master="local[2]", driver_memory="1g", directory=out / "spark", lake=uri.format, extra={}
+    )
 
 
 def _rows_of(stored: Any) -> pa.Table:
@@ -125,20 +185,12 @@ def _replayed(changes: pa.Table) -> pa.Table:
 
 def main(arguments: Sequence[str]) -> None:
     """Read the lake; see the module."""
-    lake_format, root, since_ts, out = (
-        arguments[0],
-        Path(arguments[1]),
-        int(arguments[2]),
-        Path(arguments[3]),
+    uri, changefeed = SinkUri.parse(arguments[0]), arguments[1]
+    since_ts, out = int(arguments[2]), Path(arguments[3])
+    reader: Reader = (
+        DatabaseReader(uri, changefeed) if uri.is_database else FileReader(_spark(uri, out), uri)
     )
-    spark = open_session(
-        master="local[2]", driver_memory="1g", directory=out / "spark", lake=lake_format, extra={}
-    )
-    reader = LakeReader(spark, lake_format, root)
-    tables = {
-        name: reader.rows(name, reader.versions(name)[-1])
-        for name in (ACCOUNTS_NAME, TRANSFERS_NAME)
-    }
+    tables = {name: reader.rows(name) for name in (ACCOUNTS_NAME, TRANSFERS_NAME)}
     for name, table in tables.items():
         data = table.select([column for column in table.column_names if column not in _META])
         with (
@@ -148,13 +200,12 @@ def main(arguments: Sequence[str]) -> None:
             writer.write_table(data)
     latencies = reader.latencies_s(tables[TRANSFERS_NAME], since_ts)
     answer = {
-        "cut_ts": reader.cuts[-1]["end_ts"],
+        "cut_ts": reader.cuts[-1].end_ts,
         "totals": reader.totals(since_ts),
-        "cuts": sum(cut["end_ts"] >= since_ts for cut in reader.cuts),
+        "cuts": sum(cut.end_ts >= since_ts for cut in reader.cuts),
         "p50_seconds": latencies[len(latencies) // 2] if latencies else 0.0,
         "p99_seconds": latencies[len(latencies) * 99 // 100] if latencies else 0.0,
     }
-    spark.stop()
     print(json.dumps(answer), flush=True)
 
 

@@ -22,6 +22,7 @@ from server.demo.bank import Bank
 from server.demo.client import BankClient, connect, default_client
 from server.demo.cluster import Cluster, ProcessFailedError, open_process, path_from_here
 from server.demo.lake import (
+    CHANGEFEED,
     FORMATS,
     Applied,
     JoinedLake,
@@ -39,8 +40,7 @@ from storage.codec import encode_bytes
 from storage.model.errors import InvalidError, UnavailableError
 from storage.model.ts import physical_ms
 
-_CHANGEFEED = "bank"
-_CATCH_UP_SECONDS = 180.0
+_CATCH_UP_SECONDS = 600.0  # of a busy machine; a job that dies is noticed at once
 _SPLIT_SECONDS = 30.0
 _TRANSFER_BITS_PER_MS = 14
 _TRANSFERS_PER_TELLER = 1 << 20
@@ -65,7 +65,11 @@ class DemoConfig:
     """The settings of the demo."""
 
     data_dir: str = setting("./data", "directory for the cluster, the lake and the logs")
-    lake: str = setting("delta", "delta or iceberg (tables of rows), or parquet (a changelog)")
+    lake: str = setting(
+        "delta",
+        "delta or iceberg (tables of rows), parquet (a changelog), or a PostgreSQL database of "
+        "yours, as postgresql://user@host:5432/database?password-file=/path",
+    )
     transactions: int = setting(2000, "transfers to make")
     rate: int = setting(
         40, "transfers a second at most, all tellers together; 0: as fast as they can"
@@ -87,7 +91,7 @@ class DemoConfig:
     join: str = setting(
         "", "coordinator (host:port) of a running cluster to use instead of starting one"
     )
-    capture: str = setting("127.0.0.1:8300", "that cluster's capture, for --join")
+    capture: str = setting("", "a capture of that cluster (host:port), for --join")
     lake_dir: str = setting(
         "", "where that cluster's Spark job keeps the lake, for --join (e.g. /lake)"
     )
@@ -111,6 +115,7 @@ async def run_demo(config: DemoConfig) -> bool:
         return await _run_joined(config)
     data = _data_dir(config)
     lake = Lake.at(data / "lake", config.lake)  # refused before anything starts
+    lake.check()
     began = time.monotonic()
     async with Cluster.started(data, any_ports=config.any_ports) as cluster:
         listening = ", ".join(f"{name} {address}" for name, address in cluster.endpoints.items())
@@ -119,8 +124,8 @@ async def run_demo(config: DemoConfig) -> bool:
             f"{listening}",
             flush=True,
         )
-        await ensure_changefeed(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _tables())
-        async with LakeJob.started(cluster.endpoints["flight"], _CHANGEFEED, lake, data) as job:
+        await ensure_changefeed(cluster.endpoints["capture"], CHANGEFEED, lake.uri, _tables())
+        async with LakeJob.started(cluster.endpoints["flight"], CHANGEFEED, lake, data) as job:
             proof = await DemoRun(config, cluster, job, data).run()
             if config.keep:
                 print(hints_while_up(cluster.endpoints), flush=True)
@@ -134,13 +139,13 @@ def hints(config: DemoConfig) -> str:
     tidemark = path_from_here(Path(sys.executable).parent / "tidemark")
     demo = f"{tidemark} demo{' --any-ports' if config.any_ports else ''}"
     other = next(each for each in FORMATS if each != config.lake)
-    data = shlex.quote(config.data_dir)
+    data, lake = shlex.quote(config.data_dir), shlex.quote(config.lake)
     other_data = shlex.quote(f"{config.data_dir.rstrip('/')}-{other}")
     return f"""
 What to try next (the bank and its lake stay in {data}):
 
-  {demo} --data-dir {data} --lake {config.lake} --keep       # the same bank goes on, until Ctrl-C
-  {demo} --data-dir {data} --lake {config.lake} --kills 3    # kill the whole cluster meanwhile
+  {demo} --data-dir {data} --lake {lake} --keep       # the same bank goes on, until Ctrl-C
+  {demo} --data-dir {data} --lake {lake} --kills 3    # kill the whole cluster meanwhile
   {demo} --data-dir {other_data} --lake {other}    # another kind of lake
   {tidemark} play    # a MariaDB with a shop, a lake that follows it, and SQL on both
 """
@@ -155,22 +160,23 @@ The cluster stays up until Ctrl-C. In another terminal, try:
 
   {cli} changefeed list
   {cli} doctor     # what is slow or stuck, and what helps
-  {cli} verify -c {_CHANGEFEED}    # compare lake and store once more
+  {cli} verify -c {CHANGEFEED}    # compare lake and store once more
 
 A browser shows how the changefeed is, at http://{endpoints["capture"]}/."""
 
 
 async def _run_joined(config: DemoConfig) -> bool:
+    if not config.capture:
+        # A default would be another cluster's capture, if this machine runs several.
+        raise InvalidError("--join needs --capture, the address of a capture of that cluster")
     if config.kills:
         raise InvalidError("--kills needs a cluster of the demo's own; leave out --join")
     data = _data_dir(config)
     cluster = Cluster(data, any_ports=False)
     cluster.endpoints = {"coordinator": config.join, "capture": config.capture}
     lake = Lake.at(Path(config.lake_dir or data / "lake"), config.lake)
-    await ensure_changefeed(config.capture, _CHANGEFEED, lake.uri, _tables())
-    proof = await DemoRun(
-        config, cluster, JoinedLake(lake, config.capture, _CHANGEFEED), data
-    ).run()
+    await ensure_changefeed(config.capture, CHANGEFEED, lake.uri, _tables())
+    proof = await DemoRun(config, cluster, JoinedLake(lake, config.capture, CHANGEFEED), data).run()
     return proof.equal
 
 
@@ -205,7 +211,9 @@ class DemoRun:
                 self._config.client_kind, self._cluster.endpoints["coordinator"]
             ) as client:
                 await self._catch_up(await client.now())
-                progress.stage = "comparing lake and store: Spark starts again and reads all cuts"
+                progress.stage = (
+                    "comparing lake and store (Spark starts again, for a lake in files)"
+                )
                 proof = await prove(
                     self._bank, client, self._job.lake, self._opened_ts, self._logs / "proof.log"
                 )

@@ -72,7 +72,12 @@ _READERS: Final[Mapping[str, Callable[[SinkUri], Reader]]] = {
 }
 
 
-def _open_reader(uri: SinkUri) -> Reader:
+def open_reader(uri: SinkUri) -> Reader:
+    """Connect to a database.
+
+    Raises:
+        SourceError: ErrTargetInvalid, it is none; ErrTargetUnavailable, ErrCredentials.
+    """
     if uri.format not in _READERS:
         raise SourceError(
             "ErrTargetInvalid",
@@ -107,7 +112,7 @@ class DatabaseLake:
             # still ending.
             if locked:
                 stack.enter_context(DatabaseManifest.opened(database, changefeed))
-            reader = _open_reader(uri)
+            reader = open_reader(uri)
             stack.callback(reader.close)
             yield cls(uri, changefeed, reader)
 

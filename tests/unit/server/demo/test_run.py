@@ -7,11 +7,11 @@ import pytest
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.cli.daemon import demo_parser
-from server.config import ConfigError
 from server.demo import run
 from server.demo.lake import FORMATS, JoinedLake, Lake
 from server.demo.run import DemoConfig, Progress, hints, hints_while_up
 from server.demo.workload import Tally
+from storage.model.errors import TidemarkError
 
 
 class _Applied:
@@ -37,11 +37,29 @@ def test_what_it_proposes_to_try_next_can_be_pasted(lake):
     assert commands[3][1:] == ["play"]
 
 
-def test_a_lake_of_another_kind_is_refused_before_anything_starts(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("lake", "refused"),
+    [
+        ("postgresql", "or a PostgreSQL database of yours"),
+        ("postgresql://me@127.0.0.1/db?mode=append", "in mode upsert"),
+        ("kafka://127.0.0.1:1/topic?protocol=canal-json", "or a PostgreSQL database of yours"),
+        ("postgresql://me@127.0.0.1:1/db", "the database of --lake cannot be used"),
+    ],
+)
+def test_a_lake_that_cannot_be_used_is_refused_before_anything_starts(
+    monkeypatch, tmp_path, lake, refused
+):
     monkeypatch.setattr(run, "require_java", lambda: None)
     monkeypatch.setattr(run.Cluster, "started", None)
-    config = DemoConfig(data_dir=str(tmp_path), lake="postgresql")
-    with pytest.raises(ConfigError, match="--lake is delta, iceberg or parquet"):
+    config = DemoConfig(data_dir=str(tmp_path), lake=lake)
+    with pytest.raises(TidemarkError, match=refused):
+        asyncio.run(run.run_demo(config))
+
+
+def test_a_cluster_that_is_joined_is_named_whole(monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "require_java", lambda: None)
+    config = DemoConfig(data_dir=str(tmp_path), join="127.0.0.1:1")
+    with pytest.raises(TidemarkError, match="--join needs --capture"):
         asyncio.run(run.run_demo(config))
 
 
