@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from server.exit_status import EXIT_ERROR, EXIT_USAGE
 from storage.meta import etcd3
 from tests.integration.meta.test_etcd3 import certificates, place
 
@@ -63,8 +64,11 @@ def test_a_prefix_without_records_is_an_empty_list(etcd_api: Any) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", ":2379"])
-def test_where_nobody_answers_the_address_is_named(address: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [("127.0.0.1:1", EXIT_ERROR), ("nonsense", EXIT_USAGE), (":2379", EXIT_USAGE)],
+)
+def test_where_nobody_answers_the_address_is_named(address: str, status: int) -> None:
     command = [
         sys.executable,
         "-m",
@@ -76,6 +80,6 @@ def test_where_nobody_answers_the_address_is_named(address: str) -> None:
         "show-metadata",
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
+    assert done.returncode == status
     assert address in done.stderr
     assert "Traceback" not in done.stderr
