@@ -227,11 +227,13 @@ class Fuzz:
                 lambda: self.random.choice(
                     (
                         "ADD CONSTRAINT ck CHECK (rid > -1)",
+                        "ADD CONSTRAINT ck CHECK (rid % 3 < 2)",
                         "DROP CONSTRAINT IF EXISTS ck",
                         "ORDER BY rid DESC",
                         "AUTO_INCREMENT=9",
                         "ENGINE=InnoDB",
                         "PARTITION BY HASH (rid) PARTITIONS 2",
+                        "PARTITION BY RANGE (rid) (PARTITION p VALUES LESS THAN (700))",
                         "REMOVE PARTITIONING",
                         "STATS_PERSISTENT=1 COMMENT='DROP a'",
                     )

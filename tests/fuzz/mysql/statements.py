@@ -93,6 +93,11 @@ HAZARDS: Final = (
     "image",
 )
 """What a named stop may answer; most lives have none of them, so that they last."""
+CHARACTERS: Final = (
+    ("big5", "宏碁"), ("gbk", "誠中"), ("cp932", "表ソ①"), ("sjis", "表ソ"), ("ujis", "日本\ue000"), ("euckr", "한국"),
+    ("latin1", "€ÿ"), ("cp1251", "Ёж"), ("utf16", "é😀"), ("koi8u", "їж"), ("greek", "αβ"), ("ucs2", "日"),
+)  # fmt: skip
+"""Character sets, and letters of each that are easily read wrongly."""
 PLAIN: Final = "CREATE TABLE"
 DAEMONS: Final = ("!pause", "!kill capture", "!kill server", "!dump", "!rotate", "!settle")
 
@@ -186,6 +191,7 @@ class Writer:
         table, two = self._quoted(name), self._quoted(self._table())
         column, new = self._column(name), self._quoted(self.random.choice(NAMES))
         ended = self.random.choice(("COMMIT", "COMMIT", "ROLLBACK"))
+        charset, text = self.random.choice(CHARACTERS)
         made: Callable[[], Sequence[str]] = self.random.choice(
             (
                 lambda: ["BEGIN", f"UPDATE {table} SET id = -1 WHERE id = {key}", f"UPDATE {table} SET id = {key} WHERE id = {key + 1}",
@@ -219,6 +225,16 @@ class Writer:
                 lambda: [f"ALTER TABLE {table} ADD {new} VARCHAR(400) AS (CONCAT(id, '-', {column})) {self.random.choice(('STORED', 'VIRTUAL'))} FIRST",
                          f"UPDATE {table} SET id = id + 1 ORDER BY id DESC LIMIT 3"],
                 lambda: [f"ALTER TABLE {table} ADD {new} INT INVISIBLE DEFAULT {key}, MODIFY id BIGINT AFTER {column}", f"REPLACE INTO {table} (id) VALUES ({key})"],
+                lambda: [f"ALTER IGNORE TABLE {table} PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN ({key + 5}))", f"INSERT IGNORE INTO {table} (id) VALUES ({key})",
+                         f"ALTER TABLE {table} REMOVE PARTITIONING"],
+                lambda: [f"ALTER TABLE {table} ADD CONSTRAINT ck CHECK (id <> {key + 60})", f"SET STATEMENT check_constraint_checks=0 FOR REPLACE INTO {table} (id) VALUES ({key}), ({key + 60})",
+                         f"ALTER IGNORE TABLE {table} COMMENT 'x', ALGORITHM=COPY", f"ALTER TABLE {table} DROP CONSTRAINT ck"],
+                lambda: [f"ALTER TABLE {table} ADD {new} VARCHAR(30) CHARACTER SET {charset} DEFAULT '{text}'", f"REPLACE INTO {table} (id, {new}) VALUES ({key}, '{text}'), ({key + 1}, '{text}x')",
+                         f"ALTER TABLE {table} MODIFY {new} VARCHAR(30) CHARACTER SET utf8mb4"],
+                lambda: [f"EXECUTE IMMEDIATE 'ALTER TABLE {table} ADD {new} INT DEFAULT ?' USING {key}", f"EXECUTE IMMEDIATE 'REPLACE INTO {table} (id) VALUES (?)' USING {key}"],
+                lambda: [(f"BEGIN NOT ATOMIC REPLACE INTO {table} (id) VALUES ({key}); ALTER TABLE {table} ADD {new} INT DEFAULT 4; START TRANSACTION; DELETE FROM {table} WHERE id = {key}; "
+                         f"SAVEPOINT q; DELETE FROM {table}; ROLLBACK TO q; {ended}; END")],
+                lambda: ["SET GLOBAL log_bin_compress=ON", f"REPLACE INTO {table} (id) VALUES ({key})", "SET GLOBAL log_bin_compress=OFF"],
                 lambda: ["SET sql_mode='ANSI_QUOTES'", f"ALTER TABLE \"{name}\" ADD {new} VARCHAR(20) DEFAULT '\"x\"' COMMENT '\"; DROP'", "SET sql_mode=''"],
             )
         )  # fmt: skip
