@@ -68,7 +68,9 @@ async function steer(id, verb) {
     });
     if (!answer.ok) {
       const said = await answer.json().catch(() => ({}));
-      window.alert(`${said.error_code || answer.status}: ${said.error_msg || "refused"}`);
+      // Codes have TiCDC's prefix there, and ours in the documentation.
+      const code = (said.error_code || `${answer.status}`).replace(/^CDC:/, "TM:");
+      window.alert(`${code}: ${said.error_msg || "refused"}`);
     }
   } finally {
     view.busy.delete(id);
