@@ -91,23 +91,22 @@ class Child:
         """Start the process and wait until it says that it is ready.
 
         Raises:
-            ChildFailedError: it ended, or said nothing in time.
+            ChildFailedError: it cannot be started, ended, or said nothing in time.
         """
-        self._process = await asyncio.create_subprocess_exec(
-            *(
-                sys.executable,
-                "-m",
-                "server.cli.main",
-                *self.name.split(),
-                "--follow-parent",
-                *self._arguments,
-            ),
-            stdin=PIPE,
-            stdout=PIPE,
-            limit=_LINE_BYTES,
-            # Ctrl-C reaches the parent only, which drains in order
-            start_new_session=True,
-        )
+        command = (sys.executable, "-m", "server.cli.main", *self.name.split(), "--follow-parent")
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(*command, *self._arguments),
+                stdin=PIPE,
+                stdout=PIPE,
+                limit=_LINE_BYTES,
+                # Ctrl-C reaches the parent only, which drains in order
+                start_new_session=True,
+            )
+        except (OSError, RuntimeError) as err:  # the second: a thread
+            raise ChildFailedError(
+                f"{self.name} cannot be started: {err}; look at the limits of processes and memory"
+            ) from err
         try:
             async with asyncio.timeout(READY_SECONDS):
                 self.endpoints = await self._ready_line(self._process)

@@ -9,8 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 import server
-from server.process import pinned
+from server.process import Child, ChildFailedError, pinned
 
 CHILD = (
     "import time; from server.process import exit_with_parent; exit_with_parent(); time.sleep(600)"
@@ -62,6 +64,17 @@ def test_every_process_that_is_started_holds_a_pipe_of_its_parent():
                 )
     assert len(found) >= 4
     assert {place for place, given in found.items() if given.get("stdin") != "PIPE"} == set()
+
+
+async def test_where_no_process_can_be_started_its_daemon_has_failed(monkeypatch):
+    """A daemon that died is started again later; its parent goes on."""
+
+    async def refused(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
+    with pytest.raises(ChildFailedError, match=r"store cannot be started: .*; look at the limits"):
+        await Child("store", []).start()
 
 
 def test_port_zero_is_replaced_by_the_bound_port():
