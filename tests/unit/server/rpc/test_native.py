@@ -299,7 +299,12 @@ async def test_connections_that_end_in_any_way_leave_nothing_behind() -> None:
         async with asyncio.timeout(60):
             while native._links or native._tasks or native._calls or native._admission.connections:  # noqa: ASYNC110 - nobody tells the last end
                 await asyncio.sleep(0.01)
-        assert (native._request_bytes, native._buffered, native._behind, native._admission.connections) == (
+        assert (
+            native._request_bytes,
+            native._buffered,
+            native._behind,
+            native._admission.connections,
+        ) == (
             0,
             0,
             0,
