@@ -529,7 +529,9 @@ def pieces(layout: Layout, add: Mapping[str, Any], masked: Any) -> Iterator[Any]
             kept = live[at : at + len(batch)]
             at += len(batch)
             if kept.any():
-                yield fitted(rows if kept.all() else rows.filter(pa.array(kept)), layout.schema)
+                # Fitted first: others write types that Arrow cannot filter, as string_view.
+                fitting = fitted(rows, layout.schema)
+                yield fitting if kept.all() else fitting.filter(pa.array(kept))
 
 
 def now_ms() -> int:
