@@ -109,10 +109,10 @@ def test_dates_of_keys_are_text_where_the_changefeed_says_so(text: str) -> None:
         (None, None, None),
     ],
 )
-def test_what_older_rows_hold_is_told_as_the_column_is_shown(
+def test_what_older_rows_hold_is_shown_as_the_column_is_shown(
     held: str | None, null: str | None, text: str | None
 ) -> None:
-    column = Column(name="k", type=Type.DATETIME2, meta=2, held=held)
+    column = Column(name="k", type=Type.DATETIME2, meta=2, initial_default=held)
     for zero_dates, expected in (("null", null), ("text", text)):
         record = TableRecord(
             "shop", Table(1, "t", (column, Column(name="i", type=Type.LONG)), ("i",)).to_doc()

@@ -48,7 +48,7 @@ async def test_a_log_that_stands_still_or_comes_is_no_other_one() -> None:
     server.end = ("binlog.000001", 900)
     server.now += LOOK_EVERY_S
     await check.look(server.log_end)
-    check.heard()
+    check.note_arrival()
     for _ in range(3):
         server.now += LOOK_EVERY_S
         await check.look(server.log_end)
