@@ -9,11 +9,12 @@ does, every 30 s) need reach no etcd.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
-from etcdpb import election_pb2, lock_pb2, rpc_pb2, rpc_pb2_grpc
+from etcdpb import election_pb2, lock_pb2, rpc_pb2
 from google.protobuf.message import DecodeError
 
 from server.coordinator.keys import check_bytes, check_keys
@@ -23,6 +24,7 @@ from storage.meta.remote import RemoteEtcd
 
 _PREFIXES = ("/etcdserverpb.", "/v3electionpb.", "/v3lockpb.")
 _LEASE_REVOKE = "/etcdserverpb.Lease/LeaseRevoke"
+_LEASE_TIME_TO_LIVE = "/etcdserverpb.Lease/LeaseTimeToLive"
 _MEMBER_LIST = "/etcdserverpb.Cluster/MemberList"
 _UNARY = {
     f"/{service.full_name}/{method.name}"
@@ -57,38 +59,24 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
     def _answer(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def forward(request: bytes, context: Any) -> bytes:
             async with self._forwarding(context) as (channel, address, metadata):
+
+                async def call(method: str, request: bytes) -> bytes:
+                    call = channel.unary_unary(method, None, None)(
+                        request, timeout=context.time_remaining(), metadata=metadata
+                    )
+                    with self._remote.calls.reading(call, address):
+                        answer: bytes = await call
+                    return answer
+
                 check_bytes(method, request)
                 # The keys of a revoked lease are deleted with it, so revoking the leader's lease is
                 # a write of its key.
                 if method == _LEASE_REVOKE:
-                    await self._check_lease(request, channel, metadata)
-                call = channel.unary_unary(method, None, None)(
-                    request, timeout=context.time_remaining(), metadata=metadata
-                )
-                with self._remote.calls.reading(call, address):
-                    answer: bytes = await call
+                    await _check_lease(request, partial(call, _LEASE_TIME_TO_LIVE))
+                answer = await call(method, request)
             return self._with_our_urls(answer) if method == _MEMBER_LIST else answer
 
         return forward
-
-    async def _check_lease(
-        self, request: bytes, channel: grpc.aio.Channel, metadata: list[tuple[str, str]]
-    ) -> None:
-        """Refuse to revoke a lease that our own keys hang on: the leader's, the members'.
-
-        Raises:
-            OwnKeysError: it is one.
-            grpc.aio.AioRpcError: etcd does not say.
-        """
-        try:
-            lease = rpc_pb2.LeaseRevokeRequest.FromString(request).ID
-        except DecodeError:
-            return
-        lease_request = rpc_pb2.LeaseTimeToLiveRequest(ID=lease, keys=True)
-        answer = await rpc_pb2_grpc.LeaseStub(channel).LeaseTimeToLive(
-            lease_request, metadata=tuple(metadata)
-        )
-        check_keys(answer.keys)
 
     def _stream(self, method: str) -> Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]:
         async def forward(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -134,6 +122,22 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         for member in member_list.members:
             member.clientURLs[:] = urls
         return member_list.SerializeToString()
+
+
+async def _check_lease(request: bytes, time_to_live: Callable[[bytes], Awaitable[bytes]]) -> None:
+    """Refuse to revoke a lease that our own keys hang on: the leader's, the members'.
+
+    Raises:
+        OwnKeysError: it is one.
+        grpc.aio.AioRpcError: etcd does not say.
+    """
+    try:
+        lease = rpc_pb2.LeaseRevokeRequest.FromString(request).ID
+    except DecodeError:
+        return
+    question = rpc_pb2.LeaseTimeToLiveRequest(ID=lease, keys=True)
+    answer = await time_to_live(question.SerializeToString())
+    check_keys(rpc_pb2.LeaseTimeToLiveResponse.FromString(answer).keys)
 
 
 def _metadata(context: Any, ours: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
