@@ -14,7 +14,13 @@ from tests.kafka import is_installed
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize(
     ("target", "seed"),
-    [("delta", 1), ("iceberg", 2), ("parquet", 3), ("postgresql", 4), ("kafka", 5)],
+    [
+        ("delta", 1),
+        ("iceberg", 2),
+        pytest.param("parquet", 3, marks=pytest.mark.nightly),
+        pytest.param("postgresql", 4, marks=pytest.mark.nightly),
+        ("kafka", 5),
+    ],
 )
 def test_a_lake_equals_the_store_after_kills(target, seed):
     if target == "kafka" and not is_installed():

@@ -247,7 +247,7 @@ def _wrong(server: MariaDb, lake: MemoryLake) -> dict[str, str]:
     return wrong | dict.fromkeys(found, "it is there")
 
 
-@pytest.mark.parametrize("when", [AT_ONCE, AGAIN, LATE])
+@pytest.mark.parametrize("when", [AT_ONCE, pytest.param(AGAIN, marks=pytest.mark.nightly), LATE])
 def test_behind_statements_in_use_tables_equal_select(tmp_path: Path, when: str) -> None:
     with running_mariadb() as server, running_cluster(tmp_path) as cluster:
         with _written(server, cluster, when) as lake:

@@ -31,7 +31,10 @@ def spark_cluster(tmp_path_factory):
         yield cluster
 
 
-@pytest.mark.parametrize("lake_format", ["delta", "iceberg", "parquet"])
+@pytest.mark.parametrize(
+    "lake_format",
+    ["delta", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("iceberg", "parquet"))],
+)
 def test_a_cut_whose_executor_is_killed_is_right_and_there_once(
     spark, captures, upstream, spark_cluster, tmp_path, lake_format
 ):
