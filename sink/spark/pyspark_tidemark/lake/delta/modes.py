@@ -67,7 +67,7 @@ class Writer(Protocol):
     """Writes cuts in one mode; each call returns whether the table has more files than before."""
 
     def create(self, changes: Changes) -> bool:
-        """Apply a table's first cut."""
+        """Apply a table's first cut, unless tasks have made its files."""
 
     def apply(self, changes: Changes) -> bool:
         """Apply a later one."""
@@ -86,9 +86,6 @@ class Upsert:
     def create(self, changes: Changes) -> bool:
         """Apply the first cut of a table: no row can be there, so those that live are appended."""
         name, key = changes.table.name, changes.table.key
-        if changes.by_tasks is not None:
-            self._tables.create_made(changes)
-            return True
         if self._tables.reads_for_new(changes):
             rows = fold(changes.arrow, key).live.select(lake_columns(changes.table))
         else:
@@ -266,9 +263,6 @@ class Append:
 
     def create(self, changes: Changes) -> bool:
         """Append the first cut, also one without rows."""
-        if changes.by_tasks is not None:
-            self._tables.create_made(changes)
-            return True
         here = self._tables.reads_for_new(changes)
         self._tables.create(changes, changes.arrow if here else self._rows(changes))
         return True
@@ -320,9 +314,6 @@ class History:
     def create(self, changes: Changes) -> bool:
         """Append the first cut's versions."""
         key, columns = changes.table.key, lake_columns(changes.table, SCD2)
-        if changes.by_tasks is not None:
-            self._tables.create_made(changes)
-            return True
         if self._tables.reads_for_new(changes):
             rows = versions(changes.arrow, key).select(columns)
         else:

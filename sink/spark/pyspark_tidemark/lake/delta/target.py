@@ -115,7 +115,10 @@ class DeltaTarget:
         return schema
 
     def create(self, changes: Changes) -> Applied:
-        """Apply the first cut of a table."""
+        """Apply the first cut of a table; what tasks have made of it has only to be committed."""
+        if changes.by_tasks is not None:
+            self._tables.create_made(changes)
+            return self._applied(changes, grown=True)
         return self._applied(changes, grown=self._writer.create(changes))
 
     def apply(self, changes: Changes) -> Applied:
