@@ -7,7 +7,6 @@ API; pumps and the leading GC worker stand in the metadata. What is not known is
 import asyncio
 import json
 import re
-import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from gcsafepoint.worker.election import Leader, read_leader
 from server.gc_worker.view import MetaRecords
 from server.pump.registry import OFFLINE, PUMPS, STARTS, VERSIONS, read_entry
 from server.rpc.client import http_opener
-from server.rpc.credentials import SecurityConfig, client_tls
+from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from storage.meta.meta import Meta
 from storage.model.ts import physical_ms
@@ -75,18 +74,11 @@ def _status_of(urls: Sequence[str], security: SecurityConfig) -> Mapping[str, An
     """
     for url in urls:
         with suppress(OSError, ValueError, HTTPException):
-            context = _https(security) if url.startswith("https:") else None
-            with http_opener(context).open(url + _STATUS, timeout=_STATUS_S) as answer:
+            tls = security if url.startswith("https:") else None
+            with http_opener(tls).open(url + _STATUS, timeout=_STATUS_S) as answer:
                 status = json.loads(answer.read(_STATUS_BYTES))
                 return status if isinstance(status, dict) else {}
     return {}
-
-
-def _https(security: SecurityConfig) -> ssl.SSLContext | None:
-    context = client_tls(security)
-    if context is not None:
-        context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def _store(store: metapb_pb2.Store) -> Row:

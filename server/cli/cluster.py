@@ -5,7 +5,6 @@ API, which PD has, too; and `capture list|drain|resign`, and `tso query|TS`.
 import argparse
 import asyncio
 import json
-import ssl
 import time
 import urllib.error
 from typing import Any, Final
@@ -22,7 +21,7 @@ from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote, RemoteError
 from server.exit_status import EXIT_ERROR, EXIT_OK
 from server.rpc.client import http_opener
-from server.rpc.credentials import SecurityConfig, no_pass_phrase
+from server.rpc.credentials import SecurityConfig
 from server.rpc.members import addresses_of
 from server.rpc.pd import PdUnavailableError
 from storage.model.ts import logical, physical_ms
@@ -116,13 +115,8 @@ async def _get(remote: Remote, path: str) -> Any:
 
 def _fetched(address: str, path: str, security: SecurityConfig) -> Any:
     host = address.rpartition("//")[2]
-    context = None
-    if security.enabled:
-        context = ssl.create_default_context(cafile=security.ca_path or None)
-        if security.cert_path:
-            context.load_cert_chain(security.cert_path, security.key_path or None, no_pass_phrase)
     scheme = "https" if security.enabled else "http"
-    with http_opener(context).open(f"{scheme}://{host}{_API}{path}", timeout=_CALL_S) as answer:
+    with http_opener(security).open(f"{scheme}://{host}{_API}{path}", timeout=_CALL_S) as answer:
         return json.load(answer)
 
 

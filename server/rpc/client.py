@@ -192,14 +192,30 @@ def token_of(path: str) -> str:
     return _tokens[path]
 
 
-def http_opener(context: ssl.SSLContext | None = None) -> urllib.request.OpenerDirector:
-    """Return what opens the URLs of daemons: without the proxy of `http_proxy`, which is for the
-    web.
+def http_opener(security: SecurityConfig | None = None) -> urllib.request.OpenerDirector:
+    """Return what opens the URLs of daemons, with `security` by TLS: without the proxy of
+    `http_proxy`, which is for the web.
+
+    Raises:
+        CredentialsError: our own TLS files cannot be used.
     """
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    context = client_tls(security) if security is not None else None
     if context is not None:
+        context.set_alpn_protocols(["http/1.1"])
         handlers.append(urllib.request.HTTPSHandler(context=context))
     return urllib.request.build_opener(*handlers)
+
+
+def scrape(address: str, timeout_s: float) -> str | None:
+    """The metrics of another process of this machine, as Prometheus reads them; None: it gives
+    none.
+    """
+    try:
+        with http_opener().open(f"http://{address}/metrics", timeout=timeout_s) as answer:
+            return str(answer.read().decode())
+    except (OSError, ValueError):
+        return None
 
 
 async def diagnose(address: str, security: SecurityConfig) -> str:

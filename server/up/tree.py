@@ -6,7 +6,6 @@ the Spark jobs, which need the capture. The children's samples are told apart by
 """
 
 import asyncio
-import urllib.error
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from prometheus_client.registry import Collector
 from server.config import HTTP_ADDRS, setting
 from server.daemon import Endpoints
 from server.process import Child
-from server.rpc.client import http_opener
+from server.rpc.client import scrape
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.spark.config import require_java
@@ -80,7 +79,7 @@ class TreeCollector(Collector):
         alive = Metric("tidemark_up_alive", "1 if the daemon answered this scrape", "gauge")
         families: dict[str, Metric] = {}
         for daemon in self._daemons:
-            text = _scrape(daemon.endpoints.get("http", ""))
+            text = scrape(daemon.endpoints.get("http", ""), _SCRAPE_SECONDS)
             alive.add_sample(alive.name, {"daemon": daemon.name}, 0.0 if text is None else 1.0)
             for family in text_string_to_metric_families(text or ""):
                 merged = families.setdefault(
@@ -107,16 +106,6 @@ def collect_from(daemons: Sequence[Scraped]) -> Iterator[None]:
         yield
     finally:
         REGISTRY.unregister(collector)
-
-
-def _scrape(address: str) -> str | None:
-    if not address:
-        return None
-    try:
-        with http_opener().open(f"http://{address}/metrics", timeout=_SCRAPE_SECONDS) as answer:
-            return str(answer.read().decode())
-    except (urllib.error.URLError, TimeoutError, ConnectionError):
-        return None
 
 
 @asynccontextmanager

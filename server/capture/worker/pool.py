@@ -35,7 +35,7 @@ from server.capture.worker.share import ShareStart, WorkerShare
 from server.log import LogConfig, log_config
 from server.process import Child
 from server.puller.stream_timeout import SILENT_S
-from server.rpc.client import NO_WEB_PROXY, connect, http_opener, with_token
+from server.rpc.client import NO_WEB_PROXY, connect, scrape, with_token
 from server.rpc.config import MAX_MESSAGE_BYTES
 from server.rpc.credentials import SecurityConfig, channel_credentials
 from server.rpc.renewed_channel import RenewedBlockingChannel
@@ -215,7 +215,7 @@ class WorkersRegistry(CollectorRegistry):
         )
         for worker in self.workers:
             label = {"worker": str(worker.number)}
-            text = _scrape(worker.http)
+            text = scrape(worker.http, _SCRAPE_S)
             up.add_sample(up.name, label, 0.0 if text is None else 1.0)
             for family in text_string_to_metric_families(text or ""):
                 # It is a part of another family, and its samples have the label already.
@@ -243,14 +243,6 @@ def collect_from(workers: Sequence[Scraped]) -> Iterator[None]:
         yield
     finally:
         REGISTRY.workers = ()
-
-
-def _scrape(address: str) -> str | None:
-    try:
-        with http_opener().open(f"http://{address}/metrics", timeout=_SCRAPE_S) as answer:
-            return str(answer.read().decode())
-    except (OSError, ValueError):
-        return None
 
 
 class Pool:

@@ -32,6 +32,7 @@ from server.puller.mysql.session.errors import (
     refusal,
 )
 from server.puller.mysql.session.options import MySqlOptions
+from server.rpc.credentials import no_pass_phrase
 from storage.model.errors import TidemarkError
 
 P = ParamSpec("P")
@@ -211,17 +212,12 @@ def _tls(options: MySqlOptions) -> dict[str, Any]:
     try:
         context = ssl.create_default_context(cafile=options.ca or None)
         if options.cert:
-            context.load_cert_chain(options.cert, options.key, _no_pass_phrase)
+            context.load_cert_chain(options.cert, options.key, no_pass_phrase)
     except (OSError, ssl.SSLError) as err:
         raise MySqlTlsError(f"the TLS files of the source URI cannot be read: {err}") from err
     context.check_hostname = options.tls == "verify"
     context.verify_mode = ssl.CERT_NONE if options.tls == "require" else ssl.CERT_REQUIRED
     return {"ssl": context}
-
-
-def _no_pass_phrase() -> str:
-    # OpenSSL would ask at the capture's terminal, and all changefeeds would wait.
-    raise OSError("the private key is encrypted; write it without a pass phrase (openssl pkey)")
 
 
 def _error_of(err: Exception, doing: str) -> TidemarkError:
