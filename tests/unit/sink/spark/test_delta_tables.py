@@ -47,13 +47,15 @@ class Lake:
     def target(self):
         return DeltaTarget(NoSpark(), str(self.root), "evolving", mode=self.mode, compact_every=0)
 
-    def keep(self, feed, *ends):
+    def keep(self, feed, *ends, before_last=lambda: None):
         with FileManifest.opened(str(self.root), "evolving") as manifest:
             writers = TableWriters({}, NoSpark(), 1, self.write)
             cuts = CutApplier(
                 feed, "evolving", self.target(), manifest, policy=Policy(self.mode), writers=writers
             )
             for end_ts in ends:
+                if end_ts == ends[-1]:
+                    before_last()
                 start_ts = 0 if manifest.last is None else manifest.last.end_ts
                 cuts.apply(Cut(0, start_ts, end_ts))
             return manifest.last
@@ -136,6 +138,25 @@ def test_a_table_in_whose_place_another_one_of_the_lake_was_put_is_refused(tmp_p
     shutil.copytree(lake.place("bank.u"), lake.place("bank.t"))
     with pytest.raises(SourceError, match=r"ErrTargetForeign.*is not bank\.t, but bank\.u"):
         lake.keep(feed, CUTS[2])
+
+
+def test_a_table_put_there_amid_is_refused_though_its_log_has_the_inodes_of_the_former(
+    tmp_path, feed, monkeypatch
+):
+    monkeypatch.setattr(
+        "pyspark_tidemark.lake.delta.tables.DeltaTables.check_continues", lambda *_: None
+    )
+    lake = Lake(tmp_path, "upsert")
+
+    def put_other():
+        """Written into the files that are there, as a disk may give new files their numbers."""
+        for other in lake.place("bank.u").rglob("*"):
+            place = lake.place("bank.t") / other.relative_to(lake.place("bank.u"))
+            if other.is_file():
+                place.write_bytes(other.read_bytes())
+
+    with pytest.raises(SourceError, match=r"ErrTargetForeign.*is not bank\.t, but bank\.u"):
+        lake.keep(feed, *CUTS[:3], before_last=put_other)
 
 
 def test_a_table_has_its_new_name_before_it_moves_and_may_have_all_it_ever_had(tmp_path, feed):

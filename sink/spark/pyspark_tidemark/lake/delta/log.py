@@ -511,14 +511,16 @@ def continues(version: int, commits: Iterable[tuple[int, Sequence[Mapping[str, A
     return shows[newest]
 
 
-def commit_file(table: str, version: int) -> int | None:
+def commit_file(table: str, version: int) -> tuple[int, int, int] | None:
     """What tells the file of a version, of a table in a directory, from another one that is put in
     its place; None: there is none.
     """
     try:
-        return (Path(table) / _LOG / _commit_name(version)).stat().st_ino
+        status = (Path(table) / _LOG / _commit_name(version)).stat()
     except FileNotFoundError:
         return None
+    # A disk gives the number of a file that was removed to the next one.
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def commit_info(operation: str, parameters: Mapping[str, str], read_version: int) -> dict[str, Any]:

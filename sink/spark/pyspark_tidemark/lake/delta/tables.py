@@ -105,7 +105,7 @@ class DeltaTables:
         """The tables that were asked for their positions, in this life of the job."""
         self._newest: dict[str, int] = {}
         """The newest version of each table that is known to go on from what the cuts show."""
-        self._commit_files: dict[str, tuple[int, int | None]] = {}
+        self._commit_files: dict[str, tuple[int, tuple[int, int, int] | None]] = {}
         """A version of each table, and what tells its file in the log from another one."""
         self._begun: dict[str, Actions] = {}
         """What makes tables whose first version is yet to be committed."""
@@ -555,10 +555,10 @@ class DeltaTables:
         """Whether the log still has the file of a version that was read or written here: a version
         beside another table's log would belong to that table.
         """
-        committed, number = self._commit_files.get(name, (-1, None))
-        if committed != version or number is None:
+        committed, file = self._commit_files.get(name, (-1, None))
+        if committed != version or file is None:
             return True
-        return commit_file(self.path(name), version) == number
+        return commit_file(self.path(name), version) == file
 
     @contextmanager
     def _settled(self, name: str) -> Iterator[None]:
