@@ -8,7 +8,6 @@ named, the coordinators must be those of its cluster.
 
 import argparse
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from tidemarkpb.v1.gc_pb2_grpc import GCServiceStub
 
 from gcsafepoint.worker.election import read_leader
 from gcsafepoint.worker.records import Records
-from server.changefeed import keys
+from server.changefeed.captures import OtherClusterError, registered_captures
 from server.gc_worker.view import MetaRecords
 from server.rpc.client import connect, connection_fault, diagnose, metadata_at
 from server.rpc.credentials import SecurityConfig
@@ -49,12 +48,6 @@ class CaptureUnavailableError(UnavailableError):
     """No capture answers."""
 
     code = "ErrCaptureUnavailable"
-
-
-class OtherClusterError(InvalidError):
-    """The capture and the coordinator belong to different clusters."""
-
-    code = "ErrOtherCluster"
 
 
 class GCLeaderUnavailableError(UnavailableError):
@@ -202,15 +195,7 @@ class Remote:
         """Return the addresses of the registered captures by their ids, the owner's first."""
         addresses = self.pd or DEFAULT_PD
         async with self.reaching(addresses), metadata_at(addresses, self.security) as meta:
-            owner = await meta.get(keys.OWNER)
-            pairs = await meta.get_prefix(keys.CAPTURES)
-        records = {}
-        for pair in pairs:
-            with suppress(ValueError, KeyError, TypeError):
-                record = json.loads(pair.value)
-                records[str(record["id"])] = str(record["address"])
-        owner_id = owner.value.decode(errors="replace") if owner else ""
-        return dict(sorted(records.items(), key=lambda record: record[0] != owner_id))
+            return await registered_captures(meta)
 
     async def _check_cluster(self) -> None:
         """Check that the capture that is named is registered at the coordinators.
@@ -232,10 +217,7 @@ class Remote:
             return  # the call that follows says what is wrong there
         if captures and captures.isdisjoint(registered):
             default = "" if self.pd else " (the default)"
-            raise OtherClusterError(
-                f"the capture at {self.server} does not belong to the cluster of the coordinator "
-                f"at {self.pd or DEFAULT_PD}{default}; name the capture's coordinator with --pd"
-            )
+            raise OtherClusterError(self.server, f"{self.pd or DEFAULT_PD}{default}", "--pd")
         self._is_checked = True
 
     @asynccontextmanager

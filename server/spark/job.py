@@ -51,6 +51,11 @@ _ENDED = (0, 1, EXIT_AGAIN, -signal.SIGTERM)
 dies of SIGTERM while Python still imports its modules, as when its changefeed fails at once; later
 it answers it (`run_to_the_end`).
 """
+_DAMAGED: Final = "ErrLakeDamaged"
+_DAMAGES_MOST: Final = 8
+"""A file that is gone may be one that another engine has just removed with a part of the table's
+history; one that stays away is nothing that a start can mend. Eight starts take some two minutes.
+"""
 _CODE = re.compile(r"\[TM:(?P<code>Err[A-Za-z0-9]+)\] (?P<message>.*)", re.S)
 LINE_BYTES = 1 << 20
 _TURN_S = 60.0
@@ -108,6 +113,8 @@ class LakeJob:
         self._stopping = asyncio.Event()
         self._said = ""
         self._backoff = Backoff(BACKOFF_SECONDS, BACKOFF_SECONDS_MAX)
+        self._damages = 0
+        """How often the lake was found damaged since the last cut."""
 
     async def run(self) -> None:
         """Until the job ends by itself with status 0, or is drained.
@@ -120,6 +127,7 @@ class LakeJob:
             if status == 0 or self._stopping.is_set():
                 return
             error = LakeJobError(self._said, status)
+            self._damages += error.code == _DAMAGED
             again = not self._once and self._may_succeed_later(status)
             ERRORS.labels(self._changefeed, error.code).inc()
             if self._on_error is not None:
@@ -194,16 +202,16 @@ class LakeJob:
             if "end_ts" in document:
                 self._turn.give_back()
                 self._backoff.reset()
+                self._damages = 0
             observe(self._changefeed, document)
             self._on_line(document)
 
     def _note_error(self, text: str) -> None:
         self._said = text
 
-    @staticmethod
-    def _may_succeed_later(status: int) -> bool:
+    def _may_succeed_later(self, status: int) -> bool:
         # A negative status is a signal, such as the kernel sends when memory ends.
-        return status == EXIT_AGAIN or status < 0
+        return (status == EXIT_AGAIN or status < 0) and self._damages < _DAMAGES_MOST
 
 
 class Shared(NamedTuple):

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,9 +24,10 @@ from tidemarkpb.v1 import capture_pb2, changefeed_pb2
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
+from server.changefeed.captures import OtherClusterError, registered_captures
 from server.changefeed.info import lake_format
 from server.daemon import Endpoints
-from server.rpc.client import connect
+from server.rpc.client import connect, metadata_at
 from server.rpc.credentials import SecurityConfig
 from server.spark import metrics
 from server.spark.auditor import Auditor, audit_settings
@@ -48,6 +49,10 @@ _LEAST_STARTS = 2
 """So many jobs start at the same time, or as many as there are cores, if these are more."""
 _DOUBT_SECONDS = 30.0
 """A job that has given up is tried again when the captures have not shown that for so long."""
+_DIFFERED_MOST = 3
+"""A capture that starts anew may be registered between a look at the captures and one at the
+coordinator.
+"""
 _RUNNING = (changefeed_pb2.CHANGEFEED_STATE_NORMAL, changefeed_pb2.CHANGEFEED_STATE_WARNING)
 
 _log = structlog.get_logger(__name__)
@@ -70,11 +75,15 @@ async def open_keep(config: KeepConfig, security: SecurityConfig) -> AsyncIterat
     channel_of = connect(config.capture, security, config.token_file)
     async with channel_of as channel, asyncio.TaskGroup() as tasks:
         supervisor = LakeJobSupervisor(config, security, channel, tasks)
-        task = tasks.create_task(supervisor.run(), name="lake job supervisor")
+        running = [
+            tasks.create_task(supervisor.run(), name="lake job supervisor"),
+            tasks.create_task(supervisor.check_cluster(), name="cluster check"),
+        ]
         try:
             yield {}
         finally:
-            task.cancel()
+            for task in running:
+                task.cancel()
             await supervisor.drain()
 
 
@@ -116,6 +125,36 @@ class LakeJobSupervisor:
                     "no capture answers", capture=self._config.capture, error=err.details()
                 )
             await asyncio.sleep(_POLL_SECONDS)
+
+    async def check_cluster(self) -> None:
+        """Check that the captures belong to the coordinator's cluster, once both answer: an audit
+        would compare lakes with the rows of another cluster.
+
+        Raises:
+            OtherClusterError: they do not.
+        """
+        coordinator, differed = self._config.coordinator, 0
+        if not coordinator:
+            return
+        while differed < _DIFFERED_MOST:
+            try:
+                captures = {capture.id for capture in await self._list_captures()}
+                registered = await self._registered(coordinator)
+            except (grpc.aio.AioRpcError, TidemarkError, TimeoutError):
+                pass  # whoever needs it says what is wrong there
+            else:
+                if not captures.isdisjoint(registered):
+                    return
+                differed += bool(captures)
+            await asyncio.sleep(_POLL_SECONDS)
+        raise OtherClusterError(self._config.capture, coordinator, "--coordinator")
+
+    async def _registered(self, coordinator: str) -> set[str]:
+        async with (
+            asyncio.timeout(_RPC_SECONDS),
+            metadata_at(coordinator, self._security) as meta,
+        ):
+            return {*await registered_captures(meta)}
 
     async def drain(self) -> None:
         """End all jobs after the cuts they are at."""
@@ -167,11 +206,14 @@ class LakeJobSupervisor:
         return resumed
 
     async def _flight_endpoint(self) -> str:
-        answer = await self._captures.ListCaptures(
-            capture_pb2.ListCapturesRequest(), timeout=_RPC_SECONDS
-        )
         scheme = "grpc+tls" if self._security.enabled else "grpc"
-        return ",".join(f"{scheme}://{capture.flight_address}" for capture in answer.captures)
+        captures = await self._list_captures()
+        return ",".join(f"{scheme}://{capture.flight_address}" for capture in captures)
+
+    async def _list_captures(self) -> Sequence[capture_pb2.Capture]:
+        request = capture_pb2.ListCapturesRequest()
+        answer = await self._captures.ListCaptures(request, timeout=_RPC_SECONDS)
+        return answer.captures
 
     def _start(self, changefeed: str, target: str, endpoint: str) -> None:
         config = job_config(self._config, changefeed, target, endpoint)

@@ -2,11 +2,17 @@
 asked for.
 """
 
+import asyncio
 import json
 import subprocess
 
 import pytest
 
+from server.changefeed.captures import OtherClusterError
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig
+from server.spark import keep
+from server.spark.config import KeepConfig
 from tests.integration.capture.many_tables import NAMES, TABLES
 from tests.integration.capture.processes import COMMAND, running_cluster
 
@@ -51,7 +57,7 @@ def test_what_a_verb_has_done_is_said_in_short(cluster):
     ]
 
 
-def test_a_command_never_mixes_two_clusters(cluster, monkeypatch):
+def test_neither_a_command_nor_lake_jobs_mix_two_clusters(cluster, monkeypatch):
     # Calls to daemons do not take the web's proxy.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     capture = cluster.capture.endpoints["capture"]
@@ -66,3 +72,14 @@ def test_a_command_never_mixes_two_clusters(cluster, monkeypatch):
     assert listed("--pd", cluster.pd) == listed("--server", capture) == [capture]
     assert "[TM:ErrOtherCluster]" in listed("--pd", elsewhere, "--server", capture)
     assert f"no capture is registered at the coordinator {elsewhere}" in listed("--pd", elsewhere)
+
+    async def check(coordinator):
+        config, security = KeepConfig(capture=capture, coordinator=coordinator), SecurityConfig()
+        async with connect(capture, security) as channel:
+            supervisor = keep.LakeJobSupervisor(config, security, channel, asyncio.TaskGroup())
+            await supervisor.check_cluster()
+
+    monkeypatch.setattr(keep, "_POLL_SECONDS", 0)
+    asyncio.run(check(cluster.pd))
+    with pytest.raises(OtherClusterError, match=r"does not belong .* with --coordinator"):
+        asyncio.run(check(elsewhere))

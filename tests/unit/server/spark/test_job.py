@@ -112,6 +112,23 @@ async def test_a_job_that_was_asked_to_end_while_it_starts_ends_no_other_one(num
     assert shared.kills == kills
 
 
+async def test_a_job_whose_lake_stays_damaged_gives_up(monkeypatch, tmp_path):
+    monkeypatch.setattr(Backoff, "next_s", lambda backoff: 0.0)
+    monkeypatch.setattr(job, "_DAMAGES_MOST", 2)
+    count, told = tmp_path / "count", []
+    count.touch()
+    script = f"""
+import os, sys
+with open({str(count)!r}, "a") as file: file.write("x")
+if os.path.getsize({str(count)!r}) == 2: print('{{"end_ts": 5, "rows": {{}}, "seconds": 0, "checkpoint": 4}}')
+sys.stderr.write("[TM:ErrLakeDamaged] a manifest is gone\\n")
+sys.exit(75)
+"""
+    with pytest.raises(LakeJobError, match="a manifest is gone"):
+        await supervised(script, told).run()
+    assert [again for _, _, again in told] == [True, True, False]
+
+
 async def test_a_job_that_may_heal_is_started_again_each_time_later_and_reported(
     monkeypatch, tmp_path
 ):
