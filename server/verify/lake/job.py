@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.failure import named
 from pyspark_tidemark.lake.target import no_reading
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -188,14 +190,16 @@ def main(argv: list[str]) -> int:
                     )
                     job = Job(lake, directory)
                 answer = job.answer(json.loads(line))
+            except TidemarkError as err:
+                answer = {"error": str(err)}
             except (
                 SourceError,
-                TidemarkError,
                 PySparkException,
+                Py4JError,
                 OSError,
                 pa.ArrowException,
             ) as err:
-                answer = {"error": str(err)}
+                answer = {"error": str(named(err))}
             out.write(json.dumps(answer) + "\n")
             out.flush()
     return 0

@@ -69,6 +69,8 @@ _DAMAGED: Final = (
     "[FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER]",
 )
 """What Delta and Spark call logs and files that are not whole."""
+_NO_CLASS: Final = ("java.lang.ClassNotFoundException", "java.lang.NoClassDefFoundError")
+"""What Java says of a class whose jar is gone, or was replaced."""
 _CAUSE_CHARACTERS_MAX = 600
 
 
@@ -79,7 +81,20 @@ def named(err: BaseException) -> SourceError:
             # A job that starts again gets the new epoch, and goes on where its lake ends.
             return SourceError(err.code, err.message, retryable=True)
         return err
-    text, cause = str(err), _cause(err)
+    cause = cause_of(err)
+    if error := _by_text(str(err), cause):
+        return error
+    if isinstance(err, MemoryError):
+        return SourceError("ErrJobMemory", f"the job has no memory left: {cause}", retryable=True)
+    if isinstance(err, _REFUSED):
+        return SourceError("ErrTargetRefused", f"Spark refuses: {cause}")
+    if isinstance(err, _MISTAKES):
+        return SourceError("ErrJobInternal", f"the job met what it has no rule for: {cause}")
+    return SourceError("ErrQueryFailed", cause, retryable=True)
+
+
+def _by_text(text: str, cause: str) -> SourceError | None:
+    """The error for what Java, Spark, Delta and our own code in other processes say in a text."""
     if "No space left on device" in text:
         return SourceError(
             "ErrTargetFull",
@@ -96,19 +111,21 @@ def named(err: BaseException) -> SourceError:
             f"Spark cannot read a table of the lake ({cause}). If that stays so: {RESTORE}",
             retryable=True,
         )
+    if any(said in text for said in _NO_CLASS):
+        return SourceError(
+            "ErrJarsUnavailable",
+            f"Java lacks a class ({cause}): a jar is not there, or was removed since Spark began. "
+            "`python -m pyspark_tidemark.jars all` fetches those of the lake formats; name others, "
+            "as of a file system, by --conf spark.jars.packages=…; then start again",
+            retryable=True,
+        )
     if any(said in text for said in _ASKED_MORE):
         return SourceError(
             "ErrTargetRefused",
             f"Delta refuses the job's rows, as somebody else has changed the table ({cause}): take "
             "the constraint, property or feature back, then start the job again",
         )
-    if isinstance(err, MemoryError):
-        return SourceError("ErrJobMemory", f"the job has no memory left: {cause}", retryable=True)
-    if isinstance(err, _REFUSED):
-        return SourceError("ErrTargetRefused", f"Spark refuses: {cause}")
-    if isinstance(err, _MISTAKES):
-        return SourceError("ErrJobInternal", f"the job met what it has no rule for: {cause}")
-    return SourceError("ErrQueryFailed", cause, retryable=True)
+    return None
 
 
 def in_table(err: SourceError, table: str) -> SourceError:
@@ -118,10 +135,11 @@ def in_table(err: SourceError, table: str) -> SourceError:
     return SourceError(err.code, f"{table}: {err.message}", retryable=err.retryable)
 
 
-def _cause(err: BaseException) -> str:
-    """The exception's type and the beginning of what it says;
+def cause_of(err: BaseException) -> str:
+    """The exception's type and the beginning of what it says, without Java's stack, in one line;
     Spark's own classes say which they are in the text.
     """
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    text = " ".join(lines)[:_CAUSE_CHARACTERS_MAX]
+    lines = [line.strip() for line in str(err).splitlines()]
+    text = " ".join(line for line in lines if line and not line.startswith("at "))
+    text = text[:_CAUSE_CHARACTERS_MAX]
     return f"{type(err).__name__}: {text}" if text else type(err).__name__

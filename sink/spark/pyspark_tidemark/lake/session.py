@@ -20,6 +20,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jars import default_directory, install, installed, of_stores
 from pyspark_tidemark.java import LOG_ERRORS_ONLY, java_options, spark_home
 from pyspark_tidemark.jvm import java_classes
+from pyspark_tidemark.lake.failure import cause_of
 from pyspark_tidemark.lake.registry import FORMATS, find_format
 
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
@@ -108,7 +109,9 @@ def open_session(
     try:
         session = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as err:
-        raise SourceError("ErrSparkStart", f"Spark did not start: {err}", retryable=True) from err
+        raise SourceError(
+            "ErrSparkStart", f"Spark did not start: {cause_of(err)}", retryable=True
+        ) from err
     session.sparkContext.setLogLevel("WARN")
     _silence_trigger(session)
     return session

@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkRuntimeError
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.failure import in_table, named
@@ -83,3 +84,14 @@ def test_a_cause_is_short_and_in_one_line():
         "the job met what it has no rule for: ValueError: first second x"
     )
     assert len(named(ValueError(text)).message) < 1000
+
+
+def test_a_jar_that_is_gone_is_named_without_javas_stack():
+    text = (
+        "An error occurred while calling o51.load.\n: java.lang.NoClassDefFoundError: io/delta/Log\n"
+        "\tat org.apache.spark.x(X.scala:1)\n\tat java.base/y(Y.java:2)"
+    )
+    error = named(Py4JError(text))
+    assert (error.code, error.retryable) == ("ErrJarsUnavailable", True)
+    assert "NoClassDefFoundError: io/delta/Log)" in error.message
+    assert "python -m pyspark_tidemark.jars" in error.message
