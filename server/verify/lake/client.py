@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -52,11 +53,19 @@ class Lake:
         its standard error goes to ours.
         """
         flags = [*(["--locked"] if locked else []), *(["--gently"] if gently else [])]
-        command = [sys.executable, "-m", "server.verify.lake.job", uri, changefeed, *flags]
-        with _relayed_errors() as errors:
+        command = [sys.executable, "-m", "server.verify.lake.job", uri, changefeed]
+        # Ours to remove: that process is ended by signals.
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="tidemark-verify-", ignore_cleanup_errors=True
+            ) as directory,
+            _relayed_errors() as errors,
+        ):
             try:
                 process = await asyncio.create_subprocess_exec(
                     *command,
+                    directory,
+                    *flags,
                     stdin=PIPE,
                     stdout=PIPE,
                     stderr=errors,

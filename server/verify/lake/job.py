@@ -1,5 +1,5 @@
-"""The lake's side of a comparison: `python -m server.verify.lake.job LAKE_URI CHANGEFEED [--locked]
-[--gently]`.
+"""The lake's side of a comparison: `python -m server.verify.lake.job LAKE_URI CHANGEFEED DIRECTORY
+[--locked] [--gently]`. The directory is for large answers and for what Spark spills.
 
 One JSON document a line comes in, one goes out, `{"error": "[TM:…] …"}` if it went wrong. It knows
 the lake by its manifest and its tables only, as any reader would; with `--locked` it holds the
@@ -14,7 +14,6 @@ import os
 import queue
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -132,16 +131,15 @@ def _read(path: str) -> Any:
         return pa.ipc.open_file(file).read_all()
 
 
-_directories: list[Path] = []
-"""Directories to remove if the process ends before it has answered."""
 _GRACE_S = 2.0
 _NICE = 15
 
 
-def _follow_parent(questions: "queue.SimpleQueue[str | None]") -> None:
+def _follow_parent(questions: "queue.SimpleQueue[str | None]", directory: Path) -> None:
     """Pass questions on.
 
-    When standard input ends, so does this process, in the middle of a question, too.
+    When standard input ends, so does this process, in the middle of a question, too, and nobody
+    else removes the directory.
 
     The process that asked is gone then, however it died; Spark's JVM ends with this one.
     """
@@ -151,31 +149,28 @@ def _follow_parent(questions: "queue.SimpleQueue[str | None]") -> None:
     # An idle process ends by itself, and in order. One in the middle of a question is ended here:
     # Python cannot interrupt a call into Spark.
     time.sleep(_GRACE_S)
-    for directory in _directories:
-        shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)
 
 
 def main(argv: list[str]) -> int:
     """Answer until standard input ends."""
-    uri, changefeed, *flags = argv
+    uri, changefeed, place, *flags = argv
+    directory = Path(place)
     gently = "--gently" in flags
     if gently:
         os.nice(_NICE)
     questions: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     threading.Thread(
-        target=_follow_parent, args=(questions,), name="questions", daemon=True
+        target=_follow_parent, args=(questions, directory), name="questions", daemon=True
     ).start()
     # Answers go to a copy of standard output, whose own number then means standard error: what
     # else writes there, the JVM too, would break the lines of JSON.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     with contextlib.ExitStack() as stack:
-        directory = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-verify-"))
-        )
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         job: Job | None = None
-        _directories.append(directory)
         while (line := questions.get()) is not None:
             try:
                 if job is None:

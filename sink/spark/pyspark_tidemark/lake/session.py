@@ -5,7 +5,9 @@ What a cluster or a file system needs comes from where Spark and Hadoop look for
 HADOOP_CONF_DIR.
 """
 
+import fcntl
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,8 +77,7 @@ def open_session(
             ErrSparkStart.
     """
     records = [find_format(lake)] if lake else list(FORMATS.values())
-    local = directory / "local"
-    local.mkdir(parents=True, exist_ok=True)
+    local = _scratch(directory)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     silence_arrow()
     settings = (
@@ -115,6 +116,24 @@ def open_session(
     session.sparkContext.setLogLevel("WARN")
     _silence_trigger(session)
     return session
+
+
+def _scratch(directory: Path) -> Path:
+    """The directory for what Spark spills, without what Sparks that were killed have left there.
+
+    Each process that uses it has a lock on it until it ends, and only where nobody has one is
+    anything removed.
+    """
+    local = directory / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    lock = os.open(local / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    with suppress(OSError):  # a file system without locks
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in local.glob("[!.]*"):
+                shutil.rmtree(left, ignore_errors=True)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    return local
 
 
 def silence_arrow() -> None:

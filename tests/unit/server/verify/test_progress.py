@@ -9,13 +9,15 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 
 import pytest
 
 from server.cli import verify
 from server.cli.arguments import seconds
 from server.cli.verify import _in_time, _print_progress
-from server.verify.errors import VerifyTimeoutError
+from server.verify.errors import VerifyLakeError, VerifyTimeoutError
+from server.verify.lake.client import Lake
 from server.verify.progress import LAKE, UPSTREAM, Progress
 
 
@@ -123,6 +125,16 @@ async def test_a_timeout_of_something_else_is_not_called_the_deadline(monkeypatc
 def test_a_timeout_that_is_none_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="seconds above 0"):
         seconds(text)
+
+
+async def test_nothing_is_left_of_a_lakes_reader(monkeypatch, tmp_path):
+    """It is ended by a signal, and each verify and audit left a directory behind."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with Lake.open(f"delta://{tmp_path}/lake", "feed", locked=False) as lake:
+        with pytest.raises(VerifyLakeError, match="has no cut yet"):
+            await lake.cut(None)
+        assert list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 ASKS = """

@@ -1,9 +1,12 @@
-"""What a lake job prints besides its own lines: how a query ended, and nothing of Arrow's."""
+"""What a lake job prints besides its own lines, how a query ended and nothing of Arrow's; and what
+it finds of one before that was killed.
+"""
 
 import subprocess
 import sys
 
 from pyspark_tidemark.job import _query_failure
+from pyspark_tidemark.lake.session import _scratch
 
 SPARKS = """Python worker failed to connect back.
 === Streaming Query ===
@@ -36,3 +39,13 @@ def test_arrow_does_not_warn_of_rows_that_came_over_flight():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     assert done.stderr == b""
+
+
+def test_what_a_spark_that_was_killed_left_on_the_disk_goes_unless_another_one_runs(tmp_path):
+    left = tmp_path / "local" / "blockmgr-1" / "0c"
+    left.mkdir(parents=True)
+    assert _scratch(tmp_path) == tmp_path / "local"
+    assert not left.parent.exists()
+    left.mkdir(parents=True)
+    _scratch(tmp_path)
+    assert left.exists(), "this process uses it now"
