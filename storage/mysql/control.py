@@ -1,7 +1,7 @@
 """The events that are not rows: what each one's body says.
 
 Source: MySQL's libbinlogevents (control_events.h, statement_events.h), MariaDB's log_event.h;
-MariaDB 10.11's logs.
+MariaDB 10.11's and 11.8's logs.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import re
 import struct
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from storage.mysql.buffer import Reader
 from storage.mysql.charset import BINARY, UTF8, charset_of, codec_of, decode_text
@@ -25,6 +25,7 @@ _MARIADB_ROLLBACK_ALTER = 8
 _FLAGS2, _SQL_MODE, _CATALOG, _AUTO_INCREMENT, _CHARSET, _TIME_ZONE, _CATALOG_NZ = range(7)
 _LC_TIME_NAMES, _CHARSET_DATABASE, _TABLE_MAP_FOR_UPDATE, _MASTER_DATA_WRITTEN = range(7, 11)
 _INVOKER, _UPDATED_SCHEMAS, _MICROSECONDS, _EXPLICIT_TIMESTAMPS = 11, 12, 13, 16
+_DDL_XID, _UTF8MB4_COLLATION, _CHARSET_COLLATIONS = 17, 18, 131
 _TOO_MANY_SCHEMAS = 254
 _VARIABLE_BYTES = {
     _FLAGS2: 4,
@@ -37,6 +38,8 @@ _VARIABLE_BYTES = {
     _MASTER_DATA_WRITTEN: 4,
     _MICROSECONDS: 3,
     _EXPLICIT_TIMESTAMPS: 1,
+    _DDL_XID: 8,
+    _UTF8MB4_COLLATION: 2,
 }
 _TEXT_VARIABLES = frozenset({_TIME_ZONE, _CATALOG_NZ})
 _MARIADB_EXPLICIT_TIMESTAMPS = 1 << 24
@@ -54,6 +57,7 @@ CREATE … SELECT and of LIKE a temporary table, and the DROPs of a CREATE OR RE
 of a DROP DATABASE that ended half-way (seen on MariaDB 10.11).
 """
 _XID = struct.Struct("<III")
+_COLLATION_PAIR = struct.Struct("<HH")
 _MYSQL_GTID = struct.Struct("<B16sQ")
 _MYSQL_GROUP_BYTES = 17
 _COMMITTED_BYTES = 7
@@ -225,6 +229,10 @@ class Query:
     """The character set of the session's constants."""
     explicit_timestamps: bool = True
     """The session surely had explicit_defaults_for_timestamp; older servers do not tell."""
+    default_collations: Mapping[str, int] = field(default_factory=dict)
+    """Those of character sets that the session has by default in the place of the server's own
+    (character_set_collations of MariaDB 11, default_collation_for_utf8mb4 of MySQL 8).
+    """
     unread_charset: str = ""
     """The session's character set, if the statement has letters of it that are not known here."""
 
@@ -244,8 +252,17 @@ class Query:
         connection = (
             charset_of(int.from_bytes(variables.get(_CHARSET, b"")[2:4], "little")) or "utf8mb4"
         )
-        explicit = _explicit_timestamps(variables)
-        return cls(thread_id, schema, sql, error_code, sql_mode, connection, explicit, unread)
+        return cls(
+            thread_id,
+            schema,
+            sql,
+            error_code,
+            sql_mode,
+            connection,
+            _explicit_timestamps(variables),
+            _default_collations(variables),
+            unread,
+        )
 
 
 def _text(client: str, data: bytes) -> tuple[str, str]:
@@ -273,6 +290,14 @@ def _explicit_timestamps(variables: Mapping[int, bytes]) -> bool:
     return bool(flags & _MARIADB_EXPLICIT_TIMESTAMPS) or own == b"\1"
 
 
+def _default_collations(variables: Mapping[int, bytes]) -> dict[str, int]:
+    own = variables.get(_UTF8MB4_COLLATION)
+    if own is not None:
+        return {"utf8mb4": int.from_bytes(own, "little")}
+    pairs = _COLLATION_PAIR.iter_unpack(variables.get(_CHARSET_COLLATIONS, b""))
+    return {charset: to for usual, to in pairs if (charset := charset_of(usual)) is not None}
+
+
 def _variables(data: bytes) -> dict[int, bytes]:
     """The session's variables that go with a statement, up to the first that is not of interest."""
     reader = Reader(data)
@@ -289,6 +314,8 @@ def _variables(data: bytes) -> dict[int, bytes]:
             values[code] = reader.take(reader.number(1)) + reader.take(reader.number(1))
         elif code == _UPDATED_SCHEMAS:
             _skip_schemas(reader)
+        elif code == _CHARSET_COLLATIONS:
+            values[code] = reader.take(reader.number(1) * _COLLATION_PAIR.size)
         else:
             break
     return values

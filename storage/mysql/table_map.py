@@ -43,6 +43,8 @@ _META_BOUNDS = (
     | {Type.BIT: (1, 64), Type.ENUM: (1, 2), Type.SET: (1, 8)}
 )
 _DECIMAL_DIGITS_MAX = 65
+_WITH_COLLATION = STRINGS | {Type.VARCHAR_COMPRESSED, Type.BLOB_COMPRESSED}
+"""The columns of which both servers tell a collation; each of them tells one of another type."""
 _STRING_FLAGS = 0x30
 
 
@@ -128,14 +130,20 @@ class TableMap:
         """Whether the log has all metadata of the table (binlog_row_metadata=FULL)."""
         return not self.refusal and all(column.name for column in self.columns)
 
-    def check_readable(self) -> None:
-        """Refuse a table whose rows cannot be read.
+    def check_full(self) -> None:
+        """Refuse a table that the log does not tell as a whole.
 
         Raises:
+            RowMetadataError: names of columns are missing.
             ColumnUnsupportedError: a column is of a type that is not known.
         """
         if self.refusal:
             raise ColumnUnsupportedError(self.refusal)
+        if not self.is_full:
+            raise RowMetadataError(
+                f"the log does not tell the columns of {self.name}: SET GLOBAL"
+                " binlog_row_metadata='FULL' on the server, and begin the changefeed after that"
+            )
 
     def to_table(self, table_id: int, primary_key: Sequence[str] | None = None) -> Table:
         """The table's record, under an id of our own; `primary_key` where the log tells of none.
@@ -144,12 +152,7 @@ class TableMap:
             RowMetadataError: the log does not tell enough.
             ColumnUnsupportedError: a column is of a type that is not known.
         """
-        self.check_readable()
-        if not self.is_full:
-            raise RowMetadataError(
-                f"the log does not tell the columns of {self.name}: SET GLOBAL"
-                " binlog_row_metadata='FULL' on the server, and begin the changefeed after that"
-            )
+        self.check_full()
         return Table(table_id, self.table, self.columns, tuple(primary_key or self.primary_key))
 
 
@@ -210,7 +213,7 @@ def _with_metadata(
     columns: list[Column], fields: dict[int, bytes], *, mariadb: bool
 ) -> tuple[list[Column], tuple[str, ...]]:
     numeric = _places(columns, NUMERIC | {Type.YEAR})
-    strings = _places(columns, STRINGS | {Type.GEOMETRY if mariadb else Type.VECTOR})
+    strings = _places(columns, _WITH_COLLATION | {Type.GEOMETRY if mariadb else Type.VECTOR})
     names = _places(columns, {Type.ENUM, Type.SET})
     if _Kind.SIGNEDNESS in fields:
         # YEAR has a bit among the signs, too, and counts as unsigned: it says nothing about it.

@@ -404,8 +404,6 @@ class DdlChanges:
         if not self._catalog.wants(*name) or (as_read is None and _is_sequence(table_map)):
             self._rows.ignored.add(name)
             return None
-        if not table_map.is_full:
-            table_map.to_table(0)  # raises what is the matter
         before = Table.parse(source_table.record.table_info) if source_table else None
         definition = self._found(table_map, before, as_read).identified(
             before, before.free_column_id if before else 1

@@ -382,7 +382,8 @@ class StatementOutcome:
         self._logged = logged
         self._effect = effect
         self._catalog_facts = facts
-        self._context = Context(facts.collations, logged.dialect, facts.schema_collation)
+        collations = facts.collations.of_session(logged.query.default_collations)
+        self._context = Context(collations, logged.dialect, facts.schema_collation)
 
     def read(self) -> DdlOutcome:
         """Compute the outcome, a touched table at a time."""
@@ -481,7 +482,7 @@ def definition_of_table_map(
     Hidden columns are left out, unless one of the `known` ones has a column of that name.
     """
     names = {column.name for each in definitions for column in each.columns}
-    table_map.check_readable()
+    table_map.check_full()
     columns = [replace(column, generated=UNTOLD) for column in table_map.columns]
     while columns and is_hidden(columns[-1]) and columns[-1].name not in names:
         columns.pop()

@@ -5,7 +5,7 @@ Pure.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from server.puller.mysql.ddl.tree import ColumnDef, TypeSpec
@@ -59,10 +59,16 @@ def character_bytes(collation: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Collations:
-    """A server's collations by name, and those that character sets have by default."""
+    """A server's collations by name, and those that its character sets have by default as it was
+    built, whatever its settings say.
+    """
 
     by_name: Mapping[str, int] = field(default_factory=dict)
     defaults: Mapping[str, int] = field(default_factory=dict)
+
+    def of_session(self, defaults: Mapping[str, int]) -> "Collations":
+        """The same in a session that has `defaults` of its own for some character sets."""
+        return replace(self, defaults={**self.defaults, **defaults}) if defaults else self
 
     def of(self, charset: str, collation: str, usual: int, *, binary: bool = False) -> int:
         """The collation that a column or table declares; `usual` where it declares none.

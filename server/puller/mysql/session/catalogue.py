@@ -39,6 +39,8 @@ SELECT constraint_schema, table_name,
 CONCAT(constraint_name, ' (ON DELETE ', delete_rule, ' ON UPDATE ', update_rule, ')')
 FROM information_schema.referential_constraints
 WHERE (delete_rule NOT IN ('RESTRICT', 'NO ACTION') OR update_rule NOT IN ('RESTRICT', 'NO ACTION')) AND """
+_OWN_DEFAULTS = "SHOW VARIABLES LIKE 'character_set_collations'"
+_SERVER_DEFAULTS = "SET STATEMENT character_set_collations = '' FOR "
 _DEFAULTS = "SELECT character_set_name, default_collate_name FROM information_schema.character_sets"
 _SCHEMA_COLLATION = (
     "SELECT default_collation_name FROM information_schema.schemata WHERE schema_name = %s"
@@ -182,9 +184,9 @@ def _stored_as(column: Column) -> tuple[object, ...]:
 def read_collations(session: Session) -> Collations:
     """The server's collations, and the default one of each character set."""
     by_name = _collations(session)
-    defaults = {
-        str(charset): by_name.get(str(name), 0) for charset, name in session.execute(_DEFAULTS)
-    }
+    own = session.execute(_OWN_DEFAULTS)  # since MariaDB 11.2
+    rows = session.execute(f"{_SERVER_DEFAULTS if own else ''}{_DEFAULTS}")
+    defaults = {str(charset): by_name.get(str(name), 0) for charset, name in rows}
     return Collations(by_name, defaults)
 
 

@@ -12,7 +12,7 @@ from storage.mysql.event import Events, EventType, split_events
 
 Cell = bytes | None
 Row = tuple[Sequence[Cell], Sequence[Cell]] | tuple[Sequence[Cell]]
-VARCHAR, LONG, LONGLONG = 15, 3, 8
+VARCHAR, LONG, LONGLONG, VARCHAR_COMPRESSED = 15, 3, 8, 141
 
 
 def event(kind: int, body: bytes, *, timestamp: int = 1, flags: int = 0) -> bytes:
@@ -33,7 +33,8 @@ def table_map(
     table_id: int, table: str, columns: Sequence[tuple[int, int]], key: Sequence[int] = (0,)
 ) -> bytes:
     """The body for columns of (type, meta): VARCHAR with its size, or types without meta."""
-    metas = b"".join(struct.pack("<H", meta) for kind, meta in columns if kind == VARCHAR)
+    sized = (VARCHAR, VARCHAR_COMPRESSED)
+    metas = b"".join(struct.pack("<H", meta) for kind, meta in columns if kind in sized)
     names = b"".join(
         packed(len(f"c{place}")) + f"c{place}".encode() for place in range(len(columns))
     )

@@ -187,7 +187,7 @@ def test_an_unknown_compression_says_which_setting_to_turn_off() -> None:
             ),
             False,
         ),
-        ("0000000000010000204400000000060373746404ff00ff00ff000c016400110a", False),
+        ("0000000000010000204400000000060373746404ff00ff00ff000c016400110a00000000000000", False),
     ],
 )
 def test_a_statement_tells_what_timestamps_are_by_themselves(
@@ -235,3 +235,24 @@ def test_a_statement_has_its_sessions_letters_but_what_the_server_makes_is_utf8(
     query = Query.parse(head + variables + b"d\0" + data)
     assert query.sql.startswith(sql)
     assert query.unread_charset == unread
+
+
+def test_behind_a_sessions_default_collations_stands_its_character_set() -> None:
+    """As MariaDB 11.8 wrote it: SET NAMES latin1, character_set_collations with two of its own."""
+    body = bytes.fromhex(
+        "060000000000000001" "00002d00" "00000000010100002054000000000603737464" "8302"
+        "08002f002d002e00" "040800080000098109000000000000006400"
+    )  # fmt: skip
+    statement = "CREATE TABLE ü (é VARCHAR(9) CHARACTER SET utf8mb4)"
+    query = Query.parse(body + statement.encode("latin1"))
+    assert query.sql == statement
+    assert query.connection == "latin1"
+    assert query.default_collations == {"latin1": 47, "utf8mb4": 46}
+
+
+def test_mysql_tells_a_sessions_default_collation_of_one_character_set() -> None:
+    """As MySQL 8 writes it behind the number that the DDL has in its engine."""
+    variables = b"\x10\x01" + b"\x11" + bytes(8) + b"\x12\x2d\0" + b"\x13\0"
+    head = struct.pack("<IIBHH", 7, 0, 1, 0, len(variables))
+    query = Query.parse(head + variables + b"d\0CREATE TABLE t (a TEXT) CHARSET utf8mb4")
+    assert query.default_collations == {"utf8mb4": 45}

@@ -14,8 +14,16 @@ from server.puller.mysql.transaction.commits import Commits
 from storage.mysql.event import EventType
 from storage.mysql.rows import TableMaps
 from storage.mysql.schema import ColumnUnsupportedError
-from storage.mysql.table_map import TableMap
-from tests.unit.storage.mysql.encode import LONG, VARCHAR, event, events, rows, table_map
+from storage.mysql.table_map import RowMetadataError, TableMap
+from tests.unit.storage.mysql.encode import (
+    LONG,
+    VARCHAR,
+    VARCHAR_COMPRESSED,
+    event,
+    events,
+    rows,
+    table_map,
+)
 
 OURS = [(LONG, 0), (VARCHAR, 20)]
 UNKNOWN = 200
@@ -26,10 +34,11 @@ def written(number):
     return event(WRITE, rows(WRITE, 7, OURS, [[struct.pack("<I", number), b"x"]]))
 
 
-def foreign():
-    """A row of `shop.other`, which has a column that no version here knows."""
+def foreign(described=None):
+    """A row of `shop.other`, which has a column that no version here knows, or is so described."""
     body = (8).to_bytes(6, "little") + b"\0\0\1\xff\1\4abcd"
-    return [event(MAP, table_map(8, "other", [(LONG, 0), (UNKNOWN, 0)])), event(WRITE, body)]
+    other = described or table_map(8, "other", [(LONG, 0), (UNKNOWN, 0)])
+    return [event(MAP, other), event(WRITE, body)]
 
 
 def committed(*transactions):
@@ -69,6 +78,25 @@ def test_a_table_of_an_unknown_type_that_nobody_wants_stops_nothing():
     log.read(committed([*foreign(), ours, written(3)], foreign()))
     assert sum(log.added) == 3
     assert log.passed == [("shop", "other")]
+
+
+COLLATIONS = b"\x03\x02\x2d\x2d"
+COMPRESSED = table_map(8, "other", [(LONG, 0), (VARCHAR, 20), (VARCHAR_COMPRESSED, 40)])
+
+
+def test_compressed_columns_have_a_collation_in_the_log_as_others_do():
+    log = Log()
+    log.read(committed(foreign(COMPRESSED + COLLATIONS)))
+    assert log.passed == [("shop", "other")]
+    other = TableMap.parse(COMPRESSED + COLLATIONS, mariadb=True)
+    assert [column.collation for column in other.columns[1:]] == [0x2D, 0x2D]
+
+
+def test_a_table_whose_columns_have_no_names_in_the_log_is_told_with_the_way_out():
+    names = COMPRESSED.index(b"\x04\x09\x02c0")
+    bare = TableMap.parse(COMPRESSED[:names], mariadb=True)
+    with pytest.raises(RowMetadataError, match="binlog_row_metadata='FULL'"):
+        definition_of_table_map(bare, [])
 
 
 def test_whoever_wants_its_rows_is_told_which_type_it_is():

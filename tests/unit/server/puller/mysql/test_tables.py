@@ -9,12 +9,15 @@ import pytest
 
 from server.capture.source.mysql import mysql_table
 from server.changefeed.table import SourceTable, TableIneligibleError
+from server.puller.mysql.ddl.column_types import Collations
 from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.ddl.statement import read_statement
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.tables import (
+    CatalogFacts,
+    StatementOutcome,
     Tables,
     definition_of_table_map,
     has_gh_ost_comment,
@@ -193,6 +196,17 @@ def test_a_statement_that_may_make_a_table_of_ours_is_refused(
     )
     with pytest.raises(DdlUnknownError) if refused else contextlib.nullcontext():
         tables().check_new(logged, lambda schema, name: schema == "s" and name[0] == "a")
+
+
+def test_a_character_set_has_the_collation_that_its_session_gives_it() -> None:
+    sql = "CREATE TABLE a (k VARCHAR(9) CHARACTER SET utf8mb4 PRIMARY KEY, v TEXT CHARSET latin1)"
+    query = Query(1, "s", sql, 0, default_collations={"utf8mb4": 46})
+    logged = LoggedStatement(7, query, read_statement(sql, "s"), "binlog.1", 9)
+    none = Tables([])
+    effect = none.effect(logged.statement, lambda schema, _: schema == "s")
+    facts = CatalogFacts(Collations({}, {"utf8mb4": 45, "latin1": 8}))
+    made = StatementOutcome(none, logged, effect, facts).read().tracked["s", "a"].table
+    assert [column.collation for column in made.columns] == [46, 8]
 
 
 def test_a_renamed_table_is_known_by_its_new_name_only() -> None:
