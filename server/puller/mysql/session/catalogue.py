@@ -26,9 +26,12 @@ from storage.mysql.schema import SINCE_5_6, Column, Index, Type
 _TABLES = """
 SELECT table_schema, table_name, COALESCE(engine, ''), table_type, table_collation FROM information_schema.tables
 WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND """
+# A VECTOR of MariaDB is a VARBINARY in its log.
 _COLUMNS = """
-SELECT table_schema, table_name, column_name, data_type, column_type, is_nullable, character_octet_length,
-numeric_precision, numeric_scale, datetime_precision, collation_name, extra, generation_expression
+SELECT table_schema, table_name, column_name,
+IF(data_type = 'vector' AND LOCATE('mariadb', LOWER(VERSION())), 'varbinary', data_type), column_type, is_nullable,
+character_octet_length, numeric_precision, numeric_scale, datetime_precision, collation_name, extra,
+generation_expression
 FROM information_schema.columns WHERE """
 _COLUMNS_END = " ORDER BY table_schema, table_name, ordinal_position"
 _KEYS = """

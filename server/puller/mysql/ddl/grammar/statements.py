@@ -317,7 +317,7 @@ class StatementReader(TableChangeReader):
 
     def _create_index(self) -> AlterTable:
         self.skip_any("ONLINE", "OFFLINE")
-        kind = self.skip_any("UNIQUE", "FULLTEXT", "SPATIAL")
+        kind = self.skip_any("UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR")
         self.expect("INDEX")
         absent = self.if_not_exists()
         name = self.name()

@@ -17,6 +17,8 @@ from server.puller.mysql.ddl.tree import (
     Versioning,
 )
 
+_VECTOR_RESERVED: Final = 110700
+"""The MariaDB in which VECTOR became a word that is no name."""
 _CHANGES_ROWS: Final = frozenset({"CASCADE", "SET"})
 _OF_TWO: Final = frozenset({"SET", "NO"})
 """Actions of a foreign key that have two words."""
@@ -55,7 +57,7 @@ class KeyReader(TokenReader):
             return Key("check", name)
         if named:
             raise NotUnderstoodError("an unknown constraint")
-        if self.skip_any("FULLTEXT", "SPATIAL"):
+        if self.skip_any("FULLTEXT", "SPATIAL") or self._skip_vector():
             self.skip_any("KEY", "INDEX")
             return self._key("plain", "")
         if self.sees("INDEX") or self.sees("KEY"):
@@ -63,6 +65,12 @@ class KeyReader(TokenReader):
             return self._key("plain", "")
         self.at = begin
         return None
+
+    def _skip_vector(self) -> bool:
+        """VECTOR, where no column may be called so, or where a key follows."""
+        reserved = self.dialect.mariadb and self.dialect.version >= _VECTOR_RESERVED
+        is_key = reserved or self.sees("VECTOR", "INDEX") or self.sees("VECTOR", "KEY")
+        return is_key and self.skip("VECTOR")
 
     def _key_word(self) -> bool:
         return any(self.sees(word) for word in ("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"))
@@ -121,6 +129,8 @@ class KeyReader(TokenReader):
                 "KEY_BLOCK_SIZE", "ENGINE_ATTRIBUTE", "SECONDARY_ENGINE_ATTRIBUTE", "CLUSTERING"
             ):
                 self.skip("=")
+                self.next()
+            elif self.skip("M", "=") or self.skip("DISTANCE", "="):  # of a VECTOR INDEX
                 self.next()
             else:
                 return

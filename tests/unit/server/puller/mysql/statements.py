@@ -209,6 +209,8 @@ STATEMENTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
                 "'x' ALGORITHM=INPLACE LOCK=NONE"
             ),
             "CREATE FULLTEXT INDEX i ON t (v)",
+            "ALTER TABLE t ADD VECTOR INDEX (v), ADD VECTOR KEY i (v) M=8 DISTANCE=cosine",
+            "CREATE VECTOR INDEX IF NOT EXISTS i ON t (v) DISTANCE=euclidean",
             "CREATE OR REPLACE INDEX i ON t (v)",
             "DROP INDEX IF EXISTS i ON a.t WAIT 5 ALGORITHM=COPY",
             "DROP INDEX `PRIMARY` ON t",

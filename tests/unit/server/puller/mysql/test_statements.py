@@ -116,6 +116,23 @@ def test_executable_comments_run_where_the_server_runs_them() -> None:
     assert list(names.values()) == [["c"], ["a", "b"]]
 
 
+@pytest.mark.parametrize(
+    ("elements", "version", "names"),
+    [
+        ("vector INT", 101119, ["id", "vector"]),
+        ("vector INT, VECTOR INDEX (id)", 101119, ["id", "vector"]),
+        ("e VECTOR(3), VECTOR (e)", 110809, ["id", "e"]),
+        ("VECTOR n (e) DISTANCE=cosine M=5 COMMENT 'x', e VECTOR(3)", 110809, ["id", "e"]),
+    ],
+)
+def test_vector_begins_a_key_where_no_column_may_be_called_so(
+    elements: str, version: int, names: list[str]
+) -> None:
+    tree = read(f"CREATE TABLE t (id INT PRIMARY KEY, {elements})", Dialect(version=version)).tree
+    assert isinstance(tree, CreateTable)
+    assert [column.name for column in tree.columns] == names
+
+
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_not_understood(query: str) -> None:
     for text in (
