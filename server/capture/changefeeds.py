@@ -175,7 +175,7 @@ class Changefeeds:
         if task.cancelled():
             raise ChangeInterruptedError(
                 "this capture ceased to run the changefeed while it changed it: whether it is "
-                "changed, `tidemark cli changefeed query` says in a moment"
+                "changed, or made, `tidemark cli changefeed query` says in a moment"
             )
         outcome = task.result()
         if isinstance(outcome, TidemarkError):

@@ -88,7 +88,9 @@ class NotOwnerError(UnavailableError):
 
 
 class ChangeInterruptedError(UnavailableError):
-    """The capture lost the changefeed while it changed it; the change may be in force."""
+    """No answer says whether a change is in force: the capture lost the changefeed while it changed
+    it, or the metadata did not answer.
+    """
 
     code = "ErrChangeInterrupted"
 

@@ -10,7 +10,7 @@ that joins gets so many that the captures' counts differ by one at most.
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,13 +20,18 @@ from server.capture import metrics
 from server.capture.audit import Audit
 from server.capture.changefeeds import Changefeeds
 from server.capture.creation import Checked, NewChangefeed, check_range
-from server.capture.errors import ChangefeedExistsError
+from server.capture.errors import (
+    ChangefeedExistsError,
+    ChangeInterruptedError,
+    NotOwnerError,
+)
 from server.capture.feed import Feed, FeedFactory
 from server.capture.fence import Fence, FencedMeta
 from server.capture.records import ChangefeedRecord
 from server.changefeed import keys
 from server.changefeed.history import History, SchemaChange, by_id
-from server.changefeed.info import read_info
+from server.changefeed.info import ChangefeedInfo, read_info
+from server.changefeed.table import TableRecord
 from server.puller.source import Source
 from server.rpc.pd import PdClient
 from storage.meta.meta import Delete, KeyValue, Meta, Op, Put
@@ -198,18 +203,25 @@ class Owner(Changefeeds):
             AuditUnsupportedError: an audit is asked for, and lake and source cannot be compared.
             TableIneligibleError: a table cannot be replicated.
             StartTsBeforeGcError: GC may have collected what it would need.
-            ChangefeedExistsError: the id is taken.
+            ChangefeedExistsError: the id is taken, and not by this request.
+            ChangeInterruptedError: whether it is made is not known; with any other error it is not.
         """
         new, source = await self._usable(new)
         async with self._changing:
             self._check_active()
-            await self._make_free(new.id)
+            try:
+                await self._make_free(new.id)
+            except ChangefeedExistsError:
+                if made := await self._made_before(new):
+                    return made
+                raise
             start_ts, creating = await self._protected_start(source, new)
             try:
-                feed = await self._made(new, source, start_ts)
-            except UnavailableError:
-                # The answer of the write was lost: the record may be there, and then needs its
-                # history. The creation's safepoint stays until `CheckpointSaver` sweeps it.
+                feed, tables = await self._planned(new, source, start_ts)
+                await self._write(feed.info, tables, new.request_id)
+            except ChangeInterruptedError:
+                # The record may be there, and then needs its history. The creation's safepoint
+                # stays until `CheckpointSaver` sweeps it.
                 self._unknown_outcomes.add(new.id)
                 raise
             except Exception:
@@ -299,15 +311,39 @@ class Owner(Changefeeds):
         finally:
             metrics.OWNER.set(0)
 
-    async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
+    async def _made_before(self, new: NewChangefeed) -> Feed | None:
+        """The changefeed of that id, if an earlier call of the same request has made it."""
+        if not await self._records.is_made_by(new.id, new.request_id):
+            return None
+        if new.id in self.feeds:
+            return self.feeds[new.id]
+        record = await self._records.load_one(new.id)
+        return None if record is None else await self.loaded(record)
+
+    async def _planned(
+        self, new: NewChangefeed, source: Source, start_ts: int
+    ) -> tuple[Feed, tuple[TableRecord, ...]]:
+        """The new changefeed, of which nothing is written yet, and its tables."""
         selection = await new.selection(source, start_ts)
         generation = await self._records.next_gc_generation(new.id)
         info = replace(new.info(start_ts, selection), gc_generation=generation)
-        feed = await Feed.of(
-            self._factory, info, start_ts, [SchemaChange(start_ts, tables=by_id(selection.tables))]
-        )
-        await self._records.create(info, selection.tables)
-        return feed
+        start = SchemaChange(start_ts, tables=by_id(selection.tables))
+        return await Feed.of(self._factory, info, start_ts, [start]), selection.tables
+
+    async def _write(
+        self, info: ChangefeedInfo, tables: Sequence[TableRecord], request_id: str
+    ) -> None:
+        """Write the records of a new changefeed; raises as `create`."""
+        try:
+            await self._records.create(info, tables, request_id)
+        except NotOwnerError:
+            raise
+        except UnavailableError as err:
+            raise ChangeInterruptedError(
+                f"whether changefeed {info.id} is made is not known, as the metadata gave no "
+                f"answer ({err.message}): see `tidemark cli changefeed query -c {info.id}`, or "
+                "send the same request with the same request_id again"
+            ) from err
 
     async def _usable(self, new: NewChangefeed) -> tuple[NewChangefeed, Source]:
         """A changefeed whose parameters can be used, with its salt, and its source; raises as

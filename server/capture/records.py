@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 
+from gcsafepoint.explain.names import CREATING_PREFIX, feed_of
 from gcsafepoint.state.records import GcKeys, parse_service_safe_points
 from server.capture.audit import Audit, Finding
 from server.capture.errors import ChangefeedExistsError
@@ -34,7 +35,7 @@ from storage.codec import prefix_end
 from storage.meta.meta import Compare, Delete, KeyValue, Meta, Op, Put
 from storage.model.errors import CorruptError
 
-_RELEASED_S: Final = 86_400
+RELEASED_S: Final = 86_400
 _log = structlog.get_logger(__name__)
 
 
@@ -211,8 +212,11 @@ class Records:
         if not (await self._meta.txn([Compare.absent(key)], _all_but_info(changefeed))).succeeded:
             raise _exists(changefeed)
 
-    async def create(self, info: ChangefeedInfo, tables: Sequence[TableRecord]) -> None:
-        """Write a new changefeed, whose checkpoint is its start_ts, and its tables. Durable.
+    async def create(
+        self, info: ChangefeedInfo, tables: Sequence[TableRecord], request_id: str = ""
+    ) -> None:
+        """Write a new changefeed, whose checkpoint is its start_ts, its tables, and the request
+        that it is made for. Durable.
 
         Raises:
             ChangefeedExistsError: the id is taken.
@@ -225,8 +229,17 @@ class Records:
         await self.schemas.write_tables(info.id, start)
         puts = [head_put(info.id, start), Put(key, info.to_json())]
         puts.append(Put(keys.status(info.id), status_json(info.start_ts)))
+        if request_id:
+            puts.append(Put(keys.request(info.id), request_id.encode()))
         if not (await self._meta.txn([Compare.absent(key)], puts)).succeeded:
             raise _exists(info.id)
+
+    async def is_made_by(self, changefeed: str, request_id: str) -> bool:
+        """Whether it was this request that has made the changefeed."""
+        if not request_id:
+            return False
+        pair = await self._meta.get(keys.request(changefeed))
+        return pair is not None and pair.value == request_id.encode()
 
     async def move_tables(self, info: ChangefeedInfo) -> ChangefeedInfo:
         """Bring a record of version 0.1.0, which holds its tables itself, to today's form.
@@ -314,10 +327,19 @@ class Records:
         pairs = await self._meta.get_prefix(prefix)
         return [pair.key.removeprefix(prefix).decode(errors="replace") for pair in pairs]
 
+    async def left_services(self, cluster_id: int) -> list[str]:
+        """The services of changefeeds that there are not any more."""
+        services = await self.service_ids(cluster_id)
+        # Those of creations that are under way have no record yet, and lapse within an hour.
+        ours = [each for each in services if feed_of(each) and not each.startswith(CREATING_PREFIX)]
+        # Afterwards: of a changefeed that was made meanwhile there is a record by now.
+        there = set(await self.ids())
+        return [each for each in ours if feed_of(each) not in there]
+
     async def remove(self, changefeed: str, gc_generation: int = 0) -> None:
         """Delete a changefeed. Durable; raises as `save`."""
         # As long as a request to delete its service may be on its way, and far longer.
-        lease = await self._meta.grant_lease(_RELEASED_S)
+        lease = await self._meta.grant_lease(RELEASED_S)
         released = Put(keys.released(changefeed), b"%d" % gc_generation, lease.id)
         await self._write([Delete(keys.info(changefeed)), *_all_but_info(changefeed), released])
 

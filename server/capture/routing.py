@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+import grpc
 import grpc.aio
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -20,13 +21,18 @@ from pyspark_tidemark import tracing
 from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
-from server.capture.errors import CaptureAddressTakenError, NotOwnerError
+from server.capture.errors import (
+    CaptureAddressTakenError,
+    ChangeInterruptedError,
+    NotOwnerError,
+)
 from server.capture.maintainers import Maintainers
 from server.capture.membership import CaptureRecord, Membership
 from server.capture.worker.moves import MOVE_S
 from server.capture.worker.peers import PeerAccess, PeerCapture
 from server.capture.worker.remote import error_of_flight
-from server.rpc.errors import passed_on
+from server.rpc.errors import StatusError, passed_on
+from storage.meta.errors import MetaUnavailableError
 from storage.model.errors import TidemarkError, UnavailableError
 
 _FORWARDED: Final = "tidemark-forwarded"
@@ -38,6 +44,10 @@ timeout.
 """
 _OF_THIS_OWNER: Final = frozenset({"ResignOwner"})
 """Calls that are meant for the present owner and are not repeated at the next one."""
+_READS: Final = frozenset({"ListChangefeeds", "QueryChangefeed", "CheckChangefeed"})
+_CREATES: Final = "CreateChangefeed"
+"""It is made once, however often the call is repeated: its request has a `request_id`."""
+_SILENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _LOCAL_S: Final = 3.0
 _MOVES_S: Final = 15.0
 """How long to look for the new runner of a changefeed: a little longer than the lease of a dead
@@ -78,10 +88,13 @@ class Router:
         runs `changefeed`, or to the owner.
 
         Raises:
-            NotOwnerError: there is none for `_MOVES_S`; and what that capture raises.
+            NotOwnerError: there is none for `_MOVES_S`.
+            ChangeInterruptedError: an earlier attempt may have made the change.
+            TidemarkError: what that capture raises.
         """
         is_forwarded, limit_s = _has(context, _FORWARDED), _LONG_CALLS_S.get(method, _FORWARD_S)
         gives_up_s = asyncio.get_running_loop().time() + _MOVES_S
+        interrupted: ChangeInterruptedError | None = None
         while True:
             try:
                 capture = await self.find(changefeed)
@@ -92,13 +105,12 @@ class Router:
                 if is_forwarded:
                     raise NotOwnerError("the changefeed has moved just now; ask again")
                 return await self._ask(capture, stub, method, request, _FORWARDED, limit_s)
-            except UnavailableError as err:
-                # It began to move after it was found; or an election is under way, as when the
-                # owner was too busy to renew its lease. Nothing was changed: look again.
-                again = method not in _OF_THIS_OWNER and not is_forwarded
-                moves = again and err.code == NotOwnerError.code
-                if not moves or asyncio.get_running_loop().time() > gives_up_s:
-                    raise
+            except (UnavailableError, StatusError) as err:
+                if method == _CREATES:
+                    interrupted = _interrupted(err) or interrupted
+                again = not is_forwarded and _is_repeated(method, err)
+                if not again or asyncio.get_running_loop().time() > gives_up_s:
+                    raise (interrupted or err) from None
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def find(self, changefeed: str = "", moves_s: float = _MOVES_S) -> CaptureRecord | None:
@@ -181,6 +193,33 @@ class Router:
                 return await forward(request, timeout=for_s, metadata=((mark, "1"),))
             except grpc.aio.AioRpcError as err:
                 raise passed_on(err) from err
+
+
+def _is_repeated(method: str, err: TidemarkError) -> bool:
+    """Whether a call that failed so is made again, at whoever is the one for it by then."""
+    # It began to move after it was found; or an election is under way, as when the owner was too
+    # busy to renew its lease. Nothing was changed.
+    if err.code == NotOwnerError.code:
+        return method not in _OF_THIS_OWNER
+    # The owner has died a moment ago, hangs, or waits for a metadata server that does.
+    silent = _is_silent(err) or err.code in (ChangeInterruptedError.code, MetaUnavailableError.code)
+    return silent and (method == _CREATES or method in _READS)
+
+
+def _is_silent(err: TidemarkError) -> bool:
+    return isinstance(err, StatusError) and err.status in _SILENT
+
+
+def _interrupted(err: TidemarkError) -> ChangeInterruptedError | None:
+    """The error of a creation that may have been carried out; None: it has not been."""
+    if err.code == ChangeInterruptedError.code:
+        return ChangeInterruptedError(err.message)
+    if not _is_silent(err):
+        return None
+    return ChangeInterruptedError(
+        f"whether the changefeed is made is not known, as the owner gave no answer ({err.message}): "
+        "see `tidemark cli changefeed list`, or send the same request with the same request_id again"
+    )
 
 
 def is_local(context: Context) -> bool:

@@ -4,6 +4,7 @@
 """
 
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -59,6 +60,9 @@ class ChangefeedService:
 
     async def CreateChangefeed(self, request: pb.CreateChangefeedRequest, context: Context) -> Any:
         """Make a changefeed."""
+        if not request.request_id:
+            # Clients do not repeat it, but this capture may.
+            request.request_id = uuid.uuid4().hex
 
         async def create() -> pb.CreateChangefeedResponse:
             change = self._owner.create(new_changefeed(request))
@@ -270,6 +274,7 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
         retention=Retention(request.retain_s, request.retain_bytes),
         reader_ttl_s=request.reader_ttl_s,
         region_threshold=request.region_threshold,
+        request_id=request.request_id,
     )
 
 

@@ -21,6 +21,9 @@ JOBS: Final = f"{_ROOT}/changefeed/job/".encode()
 READERS: Final = f"{_ROOT}/changefeed/reader/".encode()
 AUDITS: Final = f"{_ROOT}/changefeed/audit/".encode()
 DRAINERS: Final = b"/tidb-binlog/v1/drainers/"
+_DRAINERS_OF_CHANGEFEEDS: Final = DRAINERS + b"tidemark-"
+OF_CHANGEFEEDS: Final = (CHANGEFEEDS, PLACEMENTS, MAINTAINERS, DRAINING, _DRAINERS_OF_CHANGEFEEDS)
+"""The prefixes of all that is recorded of changefeeds, and of who works for them."""
 
 
 def capture(capture_id: str) -> bytes:
@@ -104,11 +107,16 @@ def source(changefeed: str) -> bytes:
     return SOURCES + changefeed.encode() + b"/"
 
 
+def request(changefeed: str) -> bytes:
+    """The id of the request that has made a changefeed: it goes with what the source keeps."""
+    return source(changefeed) + b"request"
+
+
 def drainer(changefeed: str) -> bytes:
     """The key under which TiDB's pumps find a changefeed that reads them: an entry beside
     Drainer's, while the changefeed exists.
     """
-    return DRAINERS + b"tidemark-" + changefeed.encode()
+    return _DRAINERS_OF_CHANGEFEEDS + changefeed.encode()
 
 
 def schema_table(changefeed: str, commit_ts: int, table_id: int) -> bytes:

@@ -428,6 +428,20 @@ def _has_lake(sink_uri: str) -> bool:
     return sink_uri.partition(":")[0] not in READERS
 
 
+def tables_by_capture(changefeed: pb.Changefeed) -> dict[str, list[pb.TableStatus]]:
+    """The tables that each capture replicates for a changefeed; a split table is on several. The
+    capture that runs the changefeed is among them, even if it has none.
+    """
+    tables: dict[str, list[pb.TableStatus]] = {}
+    if changefeed.maintainer:
+        tables[changefeed.maintainer] = []
+    for table in changefeed.tables:
+        names = table.capture or changefeed.maintainer
+        for capture in names.split(", ") if names else ():
+            tables.setdefault(capture, []).append(table)
+    return dict(sorted(tables.items()))
+
+
 def table_status(table: pb.TableStatus) -> dict[str, Any]:
     """Describe one table of a changefeed; empty and unknown values are left out."""
     shown = {

@@ -19,6 +19,7 @@ from sink.retention import Retention
 from storage.model.errors import InvalidError
 from storage.model.ts import MAX_TS
 
+DEFAULT_NAMESPACE: Final = "default"
 _PORT_MAX: Final = 65535
 _COUNT_MAX: Final = (1 << 31) - 1
 _BYTES_MAX: Final = (1 << 63) - 1
@@ -164,6 +165,16 @@ def add_yes(verb: argparse.ArgumentParser, text: str = "do not ask") -> None:
         default=False,
         metavar="true|false",
         help=text,
+    )
+
+
+def add_namespace(verb: argparse.ArgumentParser) -> None:
+    """Accept the flag of `cdc cli` for groups of changefeeds, of which there is one."""
+    verb.add_argument(
+        *("-n", "--namespace", "-k", "--keyspace"),
+        choices=(DEFAULT_NAMESPACE,),
+        default=DEFAULT_NAMESPACE,
+        help=argparse.SUPPRESS,
     )
 
 

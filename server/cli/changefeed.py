@@ -28,10 +28,19 @@ from server.changefeed.view import (
     table_status,
 )
 from server.cli import changefeed_create, changefeed_update, dump
-from server.cli.arguments import add_yes, confirm, period, seconds, timestamp
+from server.cli.arguments import (
+    add_namespace,
+    add_yes,
+    confirm,
+    count,
+    period,
+    seconds,
+    timestamp,
+)
 from server.cli.output import Output, add_verbose, add_watch, confirmed, table
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
+from sink.flight.feeds import TableNotExistsError
 from storage.model.ts import physical_s
 
 _COLUMNS = (
@@ -137,13 +146,18 @@ def _add_list(verbs: Any, shared: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no effect, as all are shown anyway; accepted because `cdc cli` has it",
     )
+    add_namespace(listed)
     add_watch(listed)
     listed.set_defaults(command=list_changefeeds)
 
 
 def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
-    def add(name: str, command: Callable[..., Any], text: str) -> argparse.ArgumentParser:
-        verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, parents=[shared])
+    def add(
+        name: str, command: Callable[..., Any], text: str, **settings: Any
+    ) -> argparse.ArgumentParser:
+        verb: argparse.ArgumentParser = verbs.add_parser(
+            name, help=text, parents=[shared], **settings
+        )
         dump.add_changefeed_id(verb)
         verb.set_defaults(command=command)
         return verb
@@ -173,12 +187,20 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
     )
     changefeed_update.add_arguments(update)
     add_verbose(update)
-    _add_move(add("move-table", move_table, "move one table of a changefeed to another capture"))
+    _add_move(
+        add(
+            "move-table",
+            move_table,
+            "move one table of a changefeed, with all its parts, to another capture",
+            aliases=["move-split-table"],
+        )
+    )
     _add_table(
         add(
             "split-table",
             partial(split_table, put_together=False),
             "divide one table among all captures, however small it is",
+            aliases=["split-table-by-region-count"],
         )
     )
     _add_table(
@@ -236,16 +258,21 @@ def _add_resume(resume: argparse.ArgumentParser) -> None:
 def _add_move(move: argparse.ArgumentParser) -> None:
     _add_table(move)
     move.add_argument(
-        "--to", required=True, metavar="CAPTURE", help="id of the capture, as in `capture list`"
+        *("-d", "--to", "--target-node-id"),
+        required=True,
+        metavar="CAPTURE",
+        help="id of the capture, as in `capture list`",
     )
 
 
 def _add_table(verb: argparse.ArgumentParser) -> None:
+    table_of = verb.add_mutually_exclusive_group(required=True)
+    table_of.add_argument(
+        "--table", metavar="SCHEMA.TABLE", help="the table, by its name in the source"
+    )
+    table_of.add_argument("-t", "--table-id", type=count, help="the table, by its id")
     verb.add_argument(
-        "--table",
-        required=True,
-        metavar="SCHEMA.TABLE",
-        help="the table, by its name in the source",
+        "--mode", choices=("0",), help="accepted because `cdc cli` has it; there is no redo log"
     )
     verb.add_argument(
         "--give-up-history",
@@ -359,9 +386,10 @@ async def pause_changefeed(remote: Remote, arguments: argparse.Namespace) -> Out
 
 async def move_table(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Let another capture have a table; waits until it has caught up."""
+    name = await _table_name(remote, arguments)
     request = pb.MoveTableRequest(
         id=arguments.changefeed_id,
-        table=arguments.table,
+        table=name,
         capture=arguments.to,
         give_up_history=arguments.give_up_history,
     )
@@ -372,7 +400,7 @@ async def move_table(remote: Remote, arguments: argparse.Namespace) -> Output:
             while not moving.done():
                 await asyncio.wait([moving], timeout=_MOVE_SHOWN_S)
                 if sys.stderr.isatty() and not moving.done():
-                    await _show_on_its_way(service, arguments.changefeed_id, arguments.table)
+                    await _show_on_its_way(service, arguments.changefeed_id, name)
         answer = moving.result()
         if isinstance(answer, grpc.aio.AioRpcError):
             raise answer  # within `capture`, which tells it as the daemon's own error
@@ -385,13 +413,32 @@ async def split_table(
     """Divide a table among all captures, or put it together; waits until that is done."""
     request = pb.SplitTableRequest(
         id=arguments.changefeed_id,
-        table=arguments.table,
+        table=await _table_name(remote, arguments),
         put_together=put_together,
         give_up_history=arguments.give_up_history,
     )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).SplitTable(request, timeout=_MOVE_S)
     return Output(table_status(answer.table))
+
+
+async def _table_name(remote: Remote, arguments: argparse.Namespace) -> str:
+    """The name of the table that the arguments name.
+
+    Raises:
+        TableNotExistsError: the changefeed has no table of that id.
+    """
+    if arguments.table is not None:
+        name: str = arguments.table
+        return name
+    changefeed = await _queried(remote, arguments.changefeed_id)
+    for table_of in changefeed.tables:
+        if table_of.table_id == arguments.table_id:
+            return str(table_of.name)
+    raise TableNotExistsError(
+        f"changefeed {changefeed.id} has no table with the id {arguments.table_id}; see `tidemark "
+        f"cli changefeed query -c {changefeed.id}`"
+    )
 
 
 async def list_readers(remote: Remote, arguments: argparse.Namespace) -> Output:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import grpc.aio
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1 import dump_pb2
@@ -18,7 +19,7 @@ from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 from gcsafepoint.explain.explanation import time_of
 from server.changefeed.source import FORCE_REPLICATE, with_option
 from server.changefeed.view import check_document, detail, explained
-from server.cli.arguments import add_yes, confirm, period, retention, timestamp
+from server.cli.arguments import add_namespace, add_yes, confirm, period, retention, timestamp
 from server.cli.output import Output, add_verbose, confirmed, table
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
@@ -54,6 +55,7 @@ _CHECK_COLUMNS = (("TABLE", "table"), ("REPLICATED", "replicated"), ("COLUMNS, O
 _LARGE_GAP_S = 86_400
 _NAMED = 5
 """A confirmation names at most so many tables."""
+_REPEATS = 2
 
 
 class ConfigFileError(InvalidError):
@@ -83,6 +85,7 @@ def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
         default="",
         help="its new id: letters, digits and single hyphens (default: a UUID)",
     )
+    add_namespace(create)
     create.add_argument("--sink-uri", required=True, help="the target, such as delta:///path")
     create.add_argument(
         "--source-uri",
@@ -294,17 +297,35 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         retain_bytes=arguments.retain.size_bytes,
         reader_ttl_s=arguments.reader_ttl,
         region_threshold=config.region_threshold if config else 0,
+        request_id=uuid.uuid4().hex,
     )
     async with remote.capture() as channel:
         if is_dry:
             checked = await ChangefeedServiceStub(channel).CheckChangefeed(request, timeout=CALL_S)
             explains = arguments.explain
             return _checked(checked, ignore_ineligible=ignore_ineligible, explains=explains)
-        answer = await ChangefeedServiceStub(channel).CreateChangefeed(request, timeout=CALL_S)
+        answer = await _create(channel, request)
         if arguments.dump:
             await _start_dump(channel, answer.changefeed.id)
     shown = detail(answer.changefeed)
     return confirmed(arguments, shown, *_created(shown, dumps=arguments.dump))
+
+
+async def _create(
+    channel: grpc.aio.Channel, request: pb.CreateChangefeedRequest
+) -> pb.CreateChangefeedResponse:
+    """Make a changefeed. While no answer says whether it is made, the request is repeated: its
+    request_id keeps it from being made twice, and from being refused as its own duplicate.
+    """
+    stub = ChangefeedServiceStub(channel)
+    for _ in range(_REPEATS):
+        try:
+            return await stub.CreateChangefeed(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError as err:
+            is_late = err.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            if not (is_late or "ErrChangeInterrupted" in (err.details() or "")):
+                raise
+    return await stub.CreateChangefeed(request, timeout=CALL_S)
 
 
 def _created(shown: dict[str, Any], *, dumps: bool) -> Iterator[str]:

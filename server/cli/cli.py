@@ -23,6 +23,7 @@ Command: TypeAlias = Callable[[Remote, argparse.Namespace], Awaitable[Output]]
 GROUPS: Final = {
     "changefeed": ("changefeed", "create, watch, change and remove changefeeds"),
     "capture": ("cluster", "list and drain the captures of the cluster"),
+    "processor": ("processor", "show which captures replicate the tables of a changefeed"),
     "tso": ("cluster", "get a new timestamp, or decode one"),
     "member": ("cluster", "list the coordinators, and which one leads"),
     "leader": ("cluster", "show the coordinator that leads"),
@@ -49,6 +50,8 @@ _DEFAULTS: Final = {
     "--pd": DEFAULT_PD,
 }
 """What flags mean that nobody gives; help shows it."""
+_NAMES: Final = {"--ca-path": "--ca", "--cert-path": "--cert", "--key-path": "--key"}
+"""The names that `cdc cli` has for them."""
 _TYPES: Final[dict[str, Callable[[str], str]]] = {"--server": host_port, "--pd": host_ports}
 _GLOBAL = {
     "--server": ("", "a capture's gRPC address"),
@@ -122,7 +125,10 @@ def cli_parser(group: str | None = None) -> Parser:
         default = defaults[flag]
         shown = default or _DEFAULTS.get(flag, "none")
         parser.add_argument(
-            flag, default=default, type=_TYPES.get(flag, str), help=f"{text} (default: {shown})"
+            *_names(flag),
+            default=default,
+            type=_TYPES.get(flag, str),
+            help=f"{text} (default: {shown})",
         )
     parser.add_argument(
         "-o", "--output", choices=FORMS, default=TABLE, help="output format (default: table)"
@@ -137,6 +143,10 @@ def cli_parser(group: str | None = None) -> Parser:
         elif name not in groups.added:
             importlib.import_module(f"server.cli.{module}").add_commands(groups, _after_the_verb())
     return parser
+
+
+def _names(flag: str) -> list[str]:
+    return [flag, _NAMES[flag]] if flag in _NAMES else [flag]
 
 
 class _Groups:
@@ -155,7 +165,7 @@ class _Groups:
 
 def _group_of(argv: Sequence[str]) -> str:
     """The first argument that is neither a flag nor its value; "" if there is none."""
-    with_value = {*_GLOBAL, "-o", "--output"}
+    with_value = {*_GLOBAL, *_NAMES.values(), "-o", "--output"}
     rest = iter(argv)
     for text in rest:
         if text in with_value:
@@ -169,7 +179,7 @@ def _after_the_verb() -> Parser:
     """The global flags once more: they may stand behind the verb, too."""
     parent = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for flag in _GLOBAL:
-        parent.add_argument(flag, type=_TYPES.get(flag, str), help=argparse.SUPPRESS)
+        parent.add_argument(*_names(flag), type=_TYPES.get(flag, str), help=argparse.SUPPRESS)
     parent.add_argument("-o", "--output", choices=FORMS, help=argparse.SUPPRESS)
     parent.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     return parent

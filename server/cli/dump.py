@@ -15,7 +15,7 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from server.changefeed.view import unread_warning
-from server.cli.arguments import byte_count, count
+from server.cli.arguments import add_namespace, byte_count, count
 from server.cli.output import Output, add_watch, plain, table
 from server.cli.remote import CALL_S, Remote
 from storage.model.errors import InvalidError
@@ -129,6 +129,7 @@ def add_changefeed_id(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "-c", "--changefeed-id", required=True, help="id of the changefeed, as in `changefeed list`"
     )
+    add_namespace(verb)
 
 
 def _add_pace(verb: argparse.ArgumentParser, default: int | None) -> None:

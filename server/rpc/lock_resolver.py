@@ -7,16 +7,20 @@ design.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.key_error import PrimaryMismatchError, TxnNotFoundError
+from server.rpc.pd import PdClient
+from server.rpc.region_cache import region_end, region_start
 from server.rpc.tikv import BypassedLocks, KvClient
 from storage.model.errors import ConflictError
 from storage.model.ts import MAX_TS, physical_ms
+
+_LOCKS_A_PAGE: Final = 1024
 
 
 class LockRemainsError(ConflictError):
@@ -64,6 +68,22 @@ def async_commit_ts(
             return None
         commit_ts = max(commit_ts, *(lock.min_commit_ts for lock in answer.locks))
     return commit_ts
+
+
+async def region_locks(
+    pd: PdClient, kv: KvClient, region_id: int, ts: int
+) -> AsyncIterator[Sequence[kvrpcpb.LockInfo]]:
+    """The locks of a region that transactions hold which began up to `ts`, in pages.
+
+    Raises:
+        RegionMissingError: there is no such region.
+    """
+    route = await pd.region_by_id(region_id)
+    start: bytes | None = region_start(route)
+    while start is not None:
+        page = await kv.scan_lock(start, region_end(route), ts, _LOCKS_A_PAGE)
+        yield page.locks
+        start = page.next_key
 
 
 class LockResolver:

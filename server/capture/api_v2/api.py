@@ -26,7 +26,7 @@ from server.capture.errors import (
     ParameterError,
 )
 from server.changefeed.info import State
-from server.changefeed.view import state_of
+from server.changefeed.view import state_of, tables_by_capture
 from server.config import ConfigError
 from server.log import log_config, set_level, set_redaction
 from server.routes import (
@@ -357,12 +357,13 @@ class _Operations:
         return names[0], gives_up == "true"
 
     async def list_processors(self, _request: Request) -> dict[str, Any]:
-        """The running changefeeds, with the capture of each."""
+        """The running changefeeds, once for each capture that works for them."""
         return documents.listing(
             [
-                {"namespace": "default", "changefeed_id": each.id, "capture_id": each.maintainer}
+                {"namespace": "default", "changefeed_id": each.id, "capture_id": capture}
                 for each in await self._all()
                 if _is_running(each)
+                for capture in tables_by_capture(each)
             ]
         )
 
@@ -375,12 +376,8 @@ class _Operations:
             raise CaptureUnknownError(f"there is no capture {capture[:256]!r}; see GET captures")
         if not _is_running(shown):
             raise ParameterError(f"changefeed {changefeed} does not run; resume it first")
-        tables = [
-            table.table_id
-            for table in shown.tables
-            if capture in documents.captures_of(shown, table)
-        ]
-        return {"table_ids": tables}
+        tables = tables_by_capture(shown).get(capture, [])
+        return {"table_ids": [table.table_id for table in tables]}
 
     async def list_tables(self, _request: Request, changefeed: str) -> dict[str, Any]:
         """The ids of a changefeed's tables, by capture."""

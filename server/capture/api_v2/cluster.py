@@ -3,23 +3,19 @@ unsafe: the metadata as it is, locks of dead transactions, and safepoints that n
 """
 
 import json
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import structlog
 
-from gcsafepoint.explain.names import CREATING_PREFIX, feed_of
 from server.capture.errors import ParameterError
 from server.capture.fence import Fence
 from server.capture.records import Records
 from server.changefeed import keys
 from server.changefeed.view import record_document, record_text
-from server.rpc.lock_resolver import LockResolver
+from server.rpc.lock_resolver import LockResolver, region_locks
 from server.rpc.pd import PdClient, RegionMissingError
-from server.rpc.region_cache import region_end, region_start
 from server.rpc.tikv import KvClient
 from storage.meta.meta import Meta
-
-_LOCKS_A_PAGE: Final = 1024
 
 _log = structlog.get_logger(__name__)
 
@@ -71,32 +67,19 @@ class LiveCluster:
         Raises:
             ParameterError: there is no such region.
         """
-        try:
-            route = await self._pd.region_by_id(region_id)
-        except RegionMissingError as err:
-            raise ParameterError(f"region_id {region_id}: {err.message}") from None
         now = await self._pd.tso()
         resolver = LockResolver(self._pd, self._kv)
-        start: bytes | None = region_start(route)
-        while start is not None:
-            page = await self._kv.scan_lock(
-                start, region_end(route), min(ts or now, now), _LOCKS_A_PAGE
-            )
-            await resolver.resolve(page.locks, 0)
-            start = page.next_key
+        try:
+            async for locks in region_locks(self._pd, self._kv, region_id, min(ts or now, now)):
+                await resolver.resolve(locks, 0)
+        except RegionMissingError as err:
+            raise ParameterError(f"region_id {region_id}: {err.message}") from None
 
     async def remove_safe_points(self) -> None:
         """Remove the safepoints of changefeeds that there are not any more."""
-        records = Records(self._meta, Fence())
-        services = await records.service_ids(self._pd.cluster_id)
-        # Those of creations that are under way have no record yet, and lapse within an hour.
-        ours = [each for each in services if feed_of(each) and not each.startswith(CREATING_PREFIX)]
-        # Afterwards: of a changefeed that was made meanwhile there is a record by now.
-        there = set(await records.ids())
-        for service in ours:
-            if feed_of(service) not in there:
-                _log.warning("safepoint of no changefeed is deleted", service_id=service)
-                await self._pd.update_service_gc_safe_point(service, 0, 0)
+        for service in await Records(self._meta, Fence()).left_services(self._pd.cluster_id):
+            _log.warning("safepoint of no changefeed is deleted", service_id=service)
+            await self._pd.update_service_gc_safe_point(service, 0, 0)
 
 
 def _text(value: Any) -> str:

@@ -26,7 +26,7 @@ from server.capture.api_v2.members import (
 from server.capture.api_v2.replica_config import ReplicaConfig, replica_config
 from server.capture.errors import ParameterError
 from server.changefeed.source import FORCE_REPLICATE, with_option
-from server.changefeed.view import detail, state_of, synced
+from server.changefeed.view import detail, state_of, synced, tables_by_capture
 from server.version import VERSION
 from storage.client_json import read_json
 from storage.model.ts import physical_ms
@@ -141,17 +141,11 @@ def all_tables_document(checked: pb.CheckChangefeedResponse) -> dict[str, Any]:
 
 def node_tables(changefeed: pb.Changefeed) -> list[dict[str, Any]]:
     """TiCDC's NodeTableInfo: the tables of each capture; a split table is on several."""
-    nodes: dict[str, list[int]] = {}
-    for table in changefeed.tables:
-        for capture in captures_of(changefeed, table):
-            nodes.setdefault(capture, []).append(table.table_id)
-    return [{"node_id": node, "table_ids": sorted(nodes[node])} for node in sorted(nodes)]
-
-
-def captures_of(changefeed: pb.Changefeed, table: pb.TableStatus) -> list[str]:
-    """The captures that have a table, or parts of it."""
-    names: str = table.capture or changefeed.maintainer
-    return names.split(", ") if names else []
+    return [
+        {"node_id": capture, "table_ids": sorted(table.table_id for table in tables)}
+        for capture, tables in tables_by_capture(changefeed).items()
+        if tables
+    ]
 
 
 def status(changefeed: pb.Changefeed) -> dict[str, Any]:
@@ -245,8 +239,12 @@ def _creation(document: Mapping[str, Any]) -> pb.CreateChangefeedRequest:
     # TiCDC's first API has it beside the configuration, and scripts still do.
     ignores = members.take("ignore_ineligible_table", is_flag, default=False)
     tables = members.take("tables", _is_tables, default=[])
+    request_id = members.take("request_id", is_text, default="")
+    # A request that is repeated has the same id each time.
+    own_id = uuid.uuid5(uuid.NAMESPACE_OID, request_id) if request_id else uuid.uuid4()
     request = pb.CreateChangefeedRequest(
-        id=members.take("changefeed_id", is_text, default="") or str(uuid.uuid4()),
+        id=members.take("changefeed_id", is_text, default="") or str(own_id),
+        request_id=request_id,
         sink_uri=members.take("sink_uri", is_text, default=""),
         source_uri=with_option(
             members.take("source_uri", is_text, default=""),

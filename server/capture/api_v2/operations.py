@@ -321,6 +321,12 @@ _NEW_CHANGEFEED: Final[dict[str, Any]] = {
     "keyspace": _NAMESPACE,
     "ignore_ineligible_table": _FLAG,
     "changefeed_id": {"type": "string", "description": "made up if it is left out"},
+    "request_id": {
+        "type": "string",
+        "maxLength": 128,
+        "description": "the same in each repetition of a request whose outcome is not known: the "
+        "changefeed that it has made already is its answer",
+    },
     "start_ts": _TSO,
     "target_ts": _TSO,
     "sink_uri": _TEXT,

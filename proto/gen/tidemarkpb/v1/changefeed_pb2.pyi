@@ -991,6 +991,7 @@ class CreateChangefeedRequest(_message.Message):
     SALT_FILE_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
     REGION_THRESHOLD_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     start_ts: _builtins.int
@@ -1014,6 +1015,10 @@ class CreateChangefeedRequest(_message.Message):
     """The file of the salt of those that hash, on every capture."""
     region_threshold: _builtins.int
     """Tables of the cluster's own change feed with so many regions are split over several captures; 0: none is."""
+    request_id: _builtins.str
+    """A client that repeats a creation, as it has no answer, sends the same id again: the changefeed that the first call has
+    made is the answer then, and not ErrChangeFeedAlreadyExists. Empty: the call is not repeated.
+    """
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]: ...
     @_builtins.property
@@ -1059,10 +1064,11 @@ class CreateChangefeedRequest(_message.Message):
         salt_file: _builtins.str = ...,
         routes: _abc.Iterable[_builtins.str] | None = ...,
         region_threshold: _builtins.int = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "masks", b"masks", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "region_threshold", b"region_threshold", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "routes", b"routes", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "masks", b"masks", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "region_threshold", b"region_threshold", "request_id", b"request_id", "retain_bytes", b"retain_bytes", "retain_s", b"retain_s", "routes", b"routes", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

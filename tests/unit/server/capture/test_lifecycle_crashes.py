@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 
 from gcsafepoint.explain.names import feed_of
+from server.capture.errors import ChangefeedExistsError, ChangeInterruptedError
 from server.capture.flight import OwnerFeeds
 from server.capture.update import ChangefeedUpdate
 from server.changefeed.info import State
@@ -231,6 +232,38 @@ async def test_what_is_in_memory_is_what_the_metadata_has_after_a_change_without
         await capture.stop()
         if is_over:
             assert step > 1
+            return
+    raise AssertionError("it has no end")
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+async def test_a_creation_says_whether_it_may_be_made_and_may_be_repeated(
+    capture, meta, monkeypatch, is_done
+):
+    unanswered = Unanswered(meta, monkeypatch)
+    interrupted = 0
+    for step in range(1, 40):
+        owner = await capture.start()
+        request = new("feed", URI, 1000, 0, [capture.table], request_id="first")
+        unanswered.count, unanswered.lost_at, unanswered.is_done = 0, step, is_done
+        error = None
+        try:
+            await owner.create(request)
+        except UnavailableError as err:
+            error = err
+        is_over, unanswered.lost_at = unanswered.lost_at > 0, 0
+        may_be_made = isinstance(error, ChangeInterruptedError)
+        interrupted += may_be_made
+        if error is not None:
+            assert may_be_made or await capture.records.load_one("feed") is None
+        feed = await owner.create(request)
+        assert feed is owner.feeds["feed"]
+        with pytest.raises(ChangefeedExistsError):
+            await owner.create(replace(request, request_id="second"))
+        await owner.remove("feed")
+        await capture.stop()
+        if is_over:
+            assert interrupted
             return
     raise AssertionError("it has no end")
 

@@ -5,12 +5,16 @@ from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
+import grpc
 import pytest
 
+from server.capture import changefeeds as changefeeds_module
 from server.capture import maintainers as maintainers_module
 from server.capture import owner as owner_module
+from server.capture import routing as routing_module
 from server.capture.changefeeds import Changefeeds
 from server.capture.errors import (
+    ChangefeedExistsError,
     ChangefeedNotExistsError,
     ChangeInterruptedError,
     NotOwnerError,
@@ -32,6 +36,7 @@ from server.dump.job import DumpRecords
 from server.dump.progress import TableProgress
 from server.puller.source import SourceContext
 from server.rpc.credentials import SecurityConfig
+from server.rpc.errors import StatusError
 from sink.flight.feeds import FAILED, Report
 from storage.meta.meta import Compare, Put
 from storage.model.errors import TidemarkError
@@ -154,6 +159,53 @@ async def test_a_change_that_the_end_of_an_owner_breaks_off_says_so(cluster):
     assert isinstance(changing.result(), ChangeInterruptedError)
 
 
+async def test_a_creation_that_its_owner_did_not_survive_is_made_once_by_the_next_one(
+    cluster, monkeypatch
+):
+    """Its owner ends when the record is written, before it has answered."""
+    monkeypatch.setattr(changefeeds_module, "_LEAVE_S", 0.0)
+    capture = await cluster.start("a")
+    here, interrupted = capture.owner, asyncio.Event()
+    write = here._records.create
+
+    async def written(*arguments):
+        await write(*arguments)
+        if not interrupted.is_set():
+            interrupted.set()
+            await asyncio.Event().wait()
+
+    here._records.create = written
+    made = []
+
+    async def attempt():
+        made.append(None)
+        return await here.carry_out(create(here, "feed", request_id="1"))
+
+    async with asyncio.TaskGroup() as tasks:
+        call = (None, "CreateChangefeed", None, CONTEXT, attempt)
+        creating = tasks.create_task(capture.router.carry_out(*call))
+        await interrupted.wait()
+        capture.membership.resign()
+    assert creating.result().id == "feed"
+    assert len(made) > 1
+    await until(lambda: capture.maintainers.has("feed"))
+    with pytest.raises(ChangefeedExistsError):
+        await create(here, "feed", request_id="2")
+
+
+async def test_a_forwarded_creation_that_gets_no_answer_may_have_been_made(cluster, monkeypatch):
+    monkeypatch.setattr(routing_module, "_MOVES_S", 0.0)
+    capture = await cluster.start("a")
+
+    async def silent():
+        raise StatusError(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    with pytest.raises(ChangeInterruptedError, match=r"Socket closed.*request_id"):
+        await capture.router.carry_out(None, "CreateChangefeed", None, CONTEXT, silent)
+    with pytest.raises(StatusError):
+        await capture.router.carry_out(None, "QueryChangefeed", None, CONTEXT, silent)
+
+
 async def test_a_change_that_comes_while_an_owner_ends_is_for_the_next_one(cluster):
     capture = await cluster.start("a")
     begun, ending, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -183,11 +235,11 @@ async def outcome(change):
         return err
 
 
-async def create(owner, name):
-    made = await owner.create(
-        new(name, f"delta:///lake/{name}", source_uri="log://", start_ts=1000, rules=["bank.*"])
-    )
+async def create(owner, name, request_id=""):
+    log = {"source_uri": "log://", "start_ts": 1000, "rules": ["bank.*"]}
+    made = await owner.create(new(name, f"delta:///lake/{name}", request_id=request_id, **log))
     assert made.info.state is State.NORMAL
+    return made
 
 
 async def maintained(meta):

@@ -11,7 +11,7 @@ from server.cli.output import Output
 from server.cli.remote import CaptureUnavailableError
 from server.config import ConfigError
 from storage.meta.meta import KeyValue
-from storage.model.errors import CorruptError
+from storage.model.errors import CorruptError, InvalidError
 
 NOBODY = "127.0.0.1:1"
 
@@ -77,6 +77,34 @@ def test_a_file_that_is_something_else_is_refused(tmp_path, text):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(TablesFileError, match="nothing-here"):
         read_tables(str(tmp_path / "nothing-here"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "changefeed list -a -k default --ca ca.pem --cert cert.pem --key key.pem",
+        "changefeed pause -n default -c a",
+        "changefeed move-table -c a -t 7 -d other --mode 0",
+        "changefeed move-split-table -c a --table-id 7 --target-node-id other",
+        "changefeed split-table-by-region-count -c a -t 7",
+        "processor list",
+        "processor query -c a -p one",
+        "unsafe reset --no-confirm --cluster-id default",
+        "unsafe delete-service-gc-safepoint --no-confirm=true",
+        "unsafe resolve-lock --region 4 --ts 7",
+    ],
+)
+def test_commands_of_cdc_cli_are_understood(arguments):
+    words = arguments.split()
+    assert cli.cli_parser(words[0]).parse_args(words).command
+
+
+async def test_locks_are_named_by_a_key_or_a_region():
+    parser = cli.cli_parser("unsafe")
+    for flags in ("--key 00", "--key 00 --start-ts 7 --ts 7", "--region 4 --start-ts 7"):
+        arguments = parser.parse_args(["unsafe", "resolve-lock", *flags.split()])
+        with pytest.raises(InvalidError, match="--start-ts"):
+            await arguments.command(None, arguments)
 
 
 @pytest.mark.parametrize(
