@@ -10,6 +10,7 @@ nobody. Source: TiKV's and TiCDC's setting of this name.
 import logging
 import re
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -67,6 +68,25 @@ class LogConfig:
                 f"got {self.log_level!r} and {self.log_format!r}"
             )
         return self
+
+
+class RateLimitedWarning:
+    """One warning about something that is tried again and again: logged at most every ten seconds,
+    since it may fail for hours.
+    """
+
+    _EVERY_S = 10.0
+
+    def __init__(self, log: Any, message: str) -> None:
+        self._log = log
+        self._message = message
+        self._next_s = 0.0
+
+    def warn(self, **details: Any) -> None:
+        """Log it with these details, unless it was logged a moment ago."""
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + self._EVERY_S
+            self._log.warning(self._message, **details)
 
 
 _in_force = LogConfig()

@@ -5,7 +5,8 @@ parent dies: it holds the read end of a pipe as its standard input (`--follow-pa
 `exit_with_parent`), which closes however the parent dies. So `kill -9` of the parent is a crash of
 the whole tree.
 
-`Child` is one daemon: start, wait for its ready line, restart when it dies, drain.
+`start_child` starts one whose output is lines. `Child` is one daemon: start, wait for its ready
+line, restart when it dies, drain.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import sys
 import threading
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping, Sequence
+from typing import IO
 
 import structlog
 
@@ -25,7 +27,7 @@ from storage.model.errors import UnavailableError
 
 READY_SECONDS = 60.0
 DRAIN_SECONDS = 15.0
-_LINE_BYTES = 1 << 20
+LINE_BYTES = 1 << 20
 _BACKOFF_S = (0.2, 5.0)
 
 _log = structlog.get_logger(__name__)
@@ -68,9 +70,42 @@ def exit_with_parent() -> None:
 
 
 class ChildFailedError(UnavailableError):
-    """A daemon of the tree ended before it was ready; the message holds its output."""
+    """A process could not be started, or ended before it was ready; the message says why."""
 
     code = "ErrDaemonFailed"
+
+
+async def start_child(
+    name: str,
+    command: Sequence[str],
+    *,
+    stderr: int | IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
+    line_bytes: int = LINE_BYTES,
+) -> Process:
+    """Start a process that writes lines of at most `line_bytes` to its standard output, in a group
+    of its own: Ctrl-C reaches its parent only, which ends it in order.
+
+    `name` is for errors; `environment` is added to this process's own.
+
+    Raises:
+        ChildFailedError: none can be started now, as where a container's limit of processes is
+            reached.
+    """
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            env=os.environ | (environment or {}),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=stderr,
+            limit=line_bytes,
+            start_new_session=True,
+        )
+    except (OSError, RuntimeError) as err:  # the second: asyncio's thread cannot be started
+        raise ChildFailedError(
+            f"{name} cannot be started: {err}; look at the limits of processes and memory"
+        ) from err
 
 
 class Child:
@@ -94,19 +129,7 @@ class Child:
             ChildFailedError: it cannot be started, ended, or said nothing in time.
         """
         command = (sys.executable, "-m", "server.cli.main", *self.name.split(), "--follow-parent")
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *(*command, *self._arguments),
-                stdin=PIPE,
-                stdout=PIPE,
-                limit=_LINE_BYTES,
-                # Ctrl-C reaches the parent only, which drains in order
-                start_new_session=True,
-            )
-        except (OSError, RuntimeError) as err:  # the second: a thread
-            raise ChildFailedError(
-                f"{self.name} cannot be started: {err}; look at the limits of processes and memory"
-            ) from err
+        self._process = await start_child(self.name, (*command, *self._arguments))
         try:
             async with asyncio.timeout(READY_SECONDS):
                 self.endpoints = await self._ready_line(self._process)

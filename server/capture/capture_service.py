@@ -10,9 +10,10 @@ from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
 from server.capture.feed import Feed
 from server.capture.maintainers import Maintainers
-from server.capture.membership import CaptureRecord, Membership
+from server.capture.membership import Membership
 from server.capture.owner import Owner
 from server.capture.routing import Router
+from server.changefeed.captures import CaptureRecord
 
 BLOCKERS, BLOCKERS_MAX = 3, 100
 """Slowest tables of a changefeed in an answer: how many by default, and at most."""

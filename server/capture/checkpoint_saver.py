@@ -27,6 +27,7 @@ from server.capture.runner import note
 from server.capture.safepoint import ChangefeedSafePoints
 from server.changefeed.history import History
 from server.changefeed.info import State
+from server.log import RateLimitedWarning
 from server.rpc.pd import PdRefusedError
 from storage.model.errors import UnavailableError
 
@@ -37,7 +38,6 @@ _FINAL_SAVE_S = 5.0
 _COLLECT_EVERY_S = 60.0
 _SWEEP_EVERY_S = 60.0
 _AUDITS_EVERY_S = 2.0
-_WARN_EVERY_S = 10.0
 
 _log = structlog.get_logger(__name__)
 
@@ -75,7 +75,7 @@ class CheckpointSaver:
         self._collected_s = time.monotonic()
         self._sweep_s = 0.0
         self._audits_s = 0.0
-        self._warned_s = -_WARN_EVERY_S
+        self._unsaved = RateLimitedWarning(_log, "checkpoints cannot be saved now")
 
     async def run(self) -> None:
         """Save five times a second until cancelled, and once more then."""
@@ -108,9 +108,7 @@ class CheckpointSaver:
                     await self._handlers.on_filter(feed)
         except (UnavailableError, PdRefusedError) as err:
             # It is tried five times a second, and may go on for hours, as when etcd is full.
-            if time.monotonic() >= self._warned_s + _WARN_EVERY_S:
-                self._warned_s = time.monotonic()
-                _log.warning("checkpoints cannot be saved now", error=str(err))
+            self._unsaved.warn(error=str(err))
 
     async def _save(self) -> None:
         feeds = self._feeds.values()

@@ -5,25 +5,21 @@ whoever is elected next starts from the metadata.
 """
 
 import asyncio
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Self
 
 import structlog
-from tidemarkpb.v1 import worker_pb2
 
 from server.capture.errors import CaptureUnknownError, LastCaptureError, NotOwnerError
 from server.capture.fence import Fence, free_from_dead
 from server.capture.maintainers import Maintainers
 from server.capture.owner import captures_of, is_log
 from server.changefeed import keys
+from server.changefeed.captures import CaptureRecord, living_captures
 from server.changefeed.info import read_info
-from server.version import VERSION
 from storage.meta.errors import LeaseNotFoundError
 from storage.meta.meta import Delete, Meta
 from storage.model.errors import CorruptError, UnavailableError
@@ -33,40 +29,6 @@ _LEASE_S = 10
 _RETRY_S = 1.0
 
 _log = structlog.get_logger(__name__)
-
-
-_CONTRACT: Final = hashlib.sha256(worker_pb2.DESCRIPTOR.serialized_pb).hexdigest()[:8]
-"""Tells the contract that the captures of a build have with each other: builds of one version may
-have different ones.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureRecord:
-    """One capture as the metadata holds it."""
-
-    id: str
-    address: str
-    flight_address: str
-    version: str = f"{VERSION}+{_CONTRACT}"
-    started: str = ""
-    """The time at which it started, RFC 3339; empty for captures of earlier versions."""
-
-    @classmethod
-    def from_json(cls, value: bytes) -> Self:
-        """Read a record; members that a later version has are left out.
-
-        Raises:
-            CorruptError: it is something else.
-        """
-        try:
-            doc = json.loads(value)
-            texts = {member.name: doc[member.name] for member in fields(cls) if member.name in doc}
-            return cls(**{name: str(text) for name, text in texts.items()})
-        except (ValueError, TypeError, KeyError, RecursionError) as err:
-            raise CorruptError(
-                f"a capture's record in the metadata cannot be read: {err!r}"
-            ) from err
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,25 +87,20 @@ class Membership:
 
     async def members(self) -> list[Member]:
         """All living captures; one whose record cannot be read is left out."""
-        owner = await self._meta.get(keys.OWNER)
-        pairs = await self._meta.get_prefix(keys.CAPTURES)
+        captures = await living_captures(self._meta)
         draining = {pair.key for pair in await self._meta.get_prefix(keys.DRAINING)}
         maintained = Counter((await captures_of(self._meta, keys.MAINTAINERS)).values())
-        members: list[Member] = []
-        for pair in pairs:
-            try:
-                record = CaptureRecord.from_json(pair.value)
-            except CorruptError as err:
-                _log.warning(
-                    "record of a capture left out",
-                    key=pair.key.decode(errors="replace"),
-                    error=err.message,
-                )
-                continue
-            is_owner = owner is not None and owner.value == record.id.encode()
-            is_draining = keys.draining(record.id) in draining
-            members.append(Member(record, is_owner, is_draining, maintained[record.id]))
-        return members
+        for identity, err in captures.unreadable.items():
+            _log.warning("record of a capture left out", capture=identity, error=err.message)
+        return [
+            Member(
+                record,
+                is_owner=record.id == captures.owner,
+                is_draining=keys.draining(record.id) in draining,
+                maintained=maintained[record.id],
+            )
+            for record in captures.records
+        ]
 
     async def sharing(self) -> list[CaptureRecord]:
         """The captures among which this one divides tables; none while it is not the owner."""
@@ -238,7 +195,7 @@ class Membership:
         """Announce this capture, and take an owner key back that an earlier process left."""
         if await free_from_dead(self._meta, keys.OWNER, self.id, lease) is not None:
             self.settled.set()
-        await self._meta.put(keys.capture(self.id), json.dumps(asdict(record)).encode(), lease)
+        await self._meta.put(keys.capture(self.id), record.to_json(), lease)
 
     async def _settle(self) -> None:
         """Set `settled` when another capture is seen to own the changefeeds."""

@@ -27,10 +27,11 @@ from server.capture.errors import (
     NotOwnerError,
 )
 from server.capture.maintainers import Maintainers
-from server.capture.membership import CaptureRecord, Membership
+from server.capture.membership import Membership
 from server.capture.worker.moves import MOVE_S
 from server.capture.worker.peers import PeerAccess, PeerCapture
 from server.capture.worker.remote import error_of_flight
+from server.changefeed.captures import CaptureRecord
 from server.rpc.errors import StatusError, passed_on
 from storage.meta.errors import MetaUnavailableError
 from storage.model.errors import TidemarkError, UnavailableError

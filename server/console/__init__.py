@@ -29,17 +29,19 @@ _HEADERS: Final = (
 
 def console_pages() -> Mapping[str, Answer]:
     """The console of the changefeeds, by path; `/console.json` has to be answered beside it."""
-    return _pages({"/": "console.html", "/console.css": "console.css", "/console.js": "console.js"})
+    return _pages("console")
 
 
 def daemon_pages() -> Mapping[str, Answer]:
     """The page of a daemon's HTTP port, by path: it shows that port's `/metrics`."""
-    return _pages({"/": "daemon.html", "/console.css": "console.css", "/daemon.js": "daemon.js"})
+    return _pages("daemon")
 
 
-def _pages(names: Mapping[str, str]) -> dict[str, Answer]:
+def _pages(page: str) -> dict[str, Answer]:
     static = files(__package__) / "static"
+    document, *loaded = f"{page}.html", "console.css", "page.js", f"{page}.js"
+    paths = {"/": document} | {f"/{name}": name for name in loaded}
     return {
         path: Answer(200, (static / name).read_bytes(), _TYPES[name.rpartition(".")[2]], _HEADERS)
-        for path, name in names.items()
+        for path, name in paths.items()
     }

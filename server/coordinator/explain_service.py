@@ -9,8 +9,7 @@ only the safe points are indispensable. Only the leader answers, because only it
 """
 
 import asyncio
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -24,6 +23,7 @@ from gcsafepoint.explain.situation import Capture, Feed, Lock, Region, Situation
 from gcsafepoint.state.states import GcView
 from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC, read_config
 from server.changefeed import keys
+from server.changefeed.captures import living_captures
 from server.coordinator.leadership.members import Members
 from server.coordinator.term import CurrentTerm
 from server.gc_worker.view import MetaRecords
@@ -195,8 +195,7 @@ async def ask_captures(meta: Meta, to_capture: ToCapture) -> CaptureAnswers:
     """Ask every living capture; takes about `ANSWER_SECONDS` if one is silent,
     more only if many are.
     """
-    owner = await meta.get(keys.OWNER)
-    captures = _living(await meta.get_prefix(keys.CAPTURES), owner)
+    captures = await _captures(meta)
     slots = asyncio.Semaphore(_CONCURRENT_CAPTURES)
 
     async def ask(capture: Capture) -> tuple[Capture, capture_pb2.GetBlockersResponse]:
@@ -214,18 +213,16 @@ async def ask_captures(meta: Meta, to_capture: ToCapture) -> CaptureAnswers:
     return answers
 
 
-def _living(pairs: Iterable[KeyValue], owner: KeyValue | None) -> list[Capture]:
-    captures: list[Capture] = []
-    for pair in pairs:
-        capture_id = pair.key.removeprefix(keys.CAPTURES).decode(errors="replace")
-        is_owner = owner is not None and owner.value.decode(errors="replace") == capture_id
-        try:
-            fields: Mapping[str, object] = json.loads(pair.value)
-            captures.append(Capture(capture_id, str(fields["address"]), is_owner))
-        except (ValueError, KeyError, TypeError):
-            captures.append(
-                Capture(capture_id, "", is_owner, "its record in the metadata cannot be read")
-            )
+async def _captures(meta: Meta) -> list[Capture]:
+    """All living captures, the owner last: what it says of a changefeed counts."""
+    living = await living_captures(meta)
+    captures = [
+        Capture(record.id, record.address, record.id == living.owner) for record in living.records
+    ]
+    captures += [
+        Capture(identity, "", identity == living.owner, "its record in the metadata cannot be read")
+        for identity in living.unreadable
+    ]
     return sorted(captures, key=lambda capture: capture.is_owner)
 
 

@@ -35,6 +35,7 @@ from server.coordinator.header import Headers, by_name
 from server.coordinator.keys import ClusterKeys
 from server.coordinator.leadership.durable_limit import DurableLimit
 from server.coordinator.leadership.leadership import FencedMetadata
+from server.log import RateLimitedWarning
 from server.rpc.errors import StatusError
 from server.rpc.front import Answer, BatchHandler
 from storage.meta.errors import MetaUnavailableError
@@ -47,7 +48,6 @@ _TSO_TOTAL = Counter("tidemark_coordinator_tso_total", "Timestamps handed out")
 WINDOW_MS = 3000
 _SPARE_MS = 1500
 _CHECK_SECONDS = 0.5
-_WARN_SECONDS = 10.0
 _STEP_SECONDS = 0.001
 _SAVE_SECONDS = 1.0
 _NANOSECONDS_PER_MS = 1_000_000
@@ -168,7 +168,7 @@ class TimestampOracle:
 
     async def run(self) -> None:
         """Keep the limit ahead of the clock, so that callers need not wait for it."""
-        warned_s = -_WARN_SECONDS
+        warning = RateLimitedWarning(_log, "the TSO window cannot grow")
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             if self._oracle.limit_ms >= self._now_ms() + _SPARE_MS:
@@ -176,9 +176,7 @@ class TimestampOracle:
             try:
                 await self._grow()
             except MetaUnavailableError as err:
-                if time.monotonic() >= warned_s + _WARN_SECONDS:
-                    warned_s = time.monotonic()
-                    _log.warning("the TSO window cannot grow", reason=err.message)
+                warning.warn(reason=err.message)
             except NotLeaderError:
                 return  # the term is over
 

@@ -5,7 +5,6 @@ and log to files. Their standard input is a pipe of the demo's: it closes when t
 however that happens, and they end, too.
 """
 
-import asyncio
 import contextlib
 import json
 import random
@@ -13,13 +12,13 @@ import shlex
 import signal
 import socket
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from server.process import drain
+from server.process import drain, start_child
 from server.up.tree import child_http_addr
 from storage.model.errors import UnavailableError
 
@@ -32,7 +31,6 @@ _HTTP_PORTS = range(12_000, 20_200)
 also lie below 32,000.
 """
 _DRAIN_SECONDS = 30.0
-_LINE_BYTES = 1 << 20
 
 
 class ProcessFailedError(UnavailableError):
@@ -97,13 +95,8 @@ class Cluster:
 
 
 async def spawn(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> Process:
-    """Run `python -m module …` in its own session, so that Ctrl-C reaches only this process; its
-    standard input closes when this process ends.
-    """
-    command = (sys.executable, "-m", module, *arguments)
-    return await asyncio.create_subprocess_exec(
-        *command, stdin=PIPE, stdout=PIPE, stderr=stderr, limit=_LINE_BYTES, start_new_session=True
-    )
+    """Run `python -m module …` as a child process; see `start_child`."""
+    return await start_child(module, (sys.executable, "-m", module, *arguments), stderr=stderr)
 
 
 @asynccontextmanager

@@ -18,7 +18,6 @@ lake. So the application is killed then, too, and all jobs start again.
 
 import asyncio
 import json
-import os
 import re
 import signal
 import sys
@@ -33,7 +32,7 @@ import structlog
 
 from server.config import ConfigError
 from server.daemon import Endpoints
-from server.process import drain, kill_group
+from server.process import LINE_BYTES, ChildFailedError, drain, kill_group, start_child
 from server.rpc.credentials import SecurityConfig
 from server.spark.auditor import Auditor, audit_settings
 from server.spark.config import SparkConfig, job_command
@@ -57,7 +56,6 @@ _DAMAGES_MOST: Final = 8
 history; one that stays away is nothing that a start can mend. Eight starts take some two minutes.
 """
 _CODE = re.compile(r"\[TM:(?P<code>Err[A-Za-z0-9]+)\] (?P<message>.*)", re.S)
-LINE_BYTES = 1 << 20
 _TURN_S = 60.0
 _LOOK_S = 0.2
 
@@ -174,7 +172,7 @@ class LakeJob:
                 environment = await self._spark.gateway(self._changefeed)
             if self._stopping.is_set():
                 return 0
-            process = await _started(*self._command, environment=environment)
+            process = await _started("the Spark job", self._command, environment)
         except LakeJobError as err:
             self._said = f"[TM:{err.code}] {err.message}"
             return EXIT_AGAIN
@@ -223,25 +221,20 @@ class Shared(NamedTuple):
     """None: each starts when it likes."""
 
 
-async def _started(*command: str, environment: Mapping[str, str] | None = None) -> Process:
-    """A process in a group of its own, with this one's environment and more.
+async def _started(
+    name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Process:
+    """See `start_child`; its failure is the job's.
 
     Raises:
-        LakeJobError: none can be started now, as where a container's limit of processes is reached.
+        LakeJobError: the process cannot be started now.
     """
     try:
-        return await asyncio.create_subprocess_exec(
-            *command,
-            env=os.environ | (environment or {}),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            start_new_session=True,
-            limit=LINE_BYTES,
+        return await start_child(
+            name, command, stderr=PIPE, environment=environment, line_bytes=LINE_BYTES
         )
-    except (OSError, RuntimeError) as err:  # the second: a thread
-        text = f"no process can be started: {err}; look at the limits of processes and memory"
-        raise LakeJobError(f"[TM:{LakeJobError.code}] {text}", EXIT_AGAIN) from err
+    except ChildFailedError as err:
+        raise LakeJobError(f"[TM:{LakeJobError.code}] {err.message}", EXIT_AGAIN) from err
 
 
 ALL_LINES: Final = "-"
@@ -359,7 +352,7 @@ class Application:
     async def _start(self) -> None:
         self._said = ""
         formats = (f"--format={lake}" for lake in sorted(self.formats))
-        process = await _started(*self._command, *formats)
+        process = await _started("the Spark application", [*self._command, *formats])
         self._errors = self._tasks.create_task(
             pass_on_errors(process, self._note_error), name="application-errors"
         )

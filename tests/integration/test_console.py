@@ -195,9 +195,9 @@ def test_who_hears_the_console_is_told_only_what_changes(endpoints, browser):
     browser.value("""window.said = [];
       new MutationObserver(() => said.push(at("live").textContent))
         .observe(at("live"), { childList: true, characterData: true, subtree: true })""")
-    browser.value("look().then(look)")
+    browser.value("refresh(load).then(() => refresh(load))")
     assert browser.value("said") == []
-    browser.value("window.fetch = () => Promise.reject(new Error('gone')); look()")
+    browser.value("window.fetch = () => Promise.reject(new Error('gone')); refresh(load)")
     assert browser.value("said[0]") == "not live: gone"
 
 

@@ -24,11 +24,11 @@ from pyspark_tidemark.options import Credentials
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture import metrics
-from server.capture.membership import CaptureRecord
 from server.capture.worker.local_share import LocalWorker
 from server.capture.worker.pool import Worker, stub_at
 from server.capture.worker.remote import RemoteShare
 from server.capture.worker.share import ShareStart, WorkerShare
+from server.changefeed.captures import CaptureRecord
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import UnavailableError

@@ -2,13 +2,10 @@
 // The console of a capture: asks /console.json every two seconds, and steers by TiCDC's API.
 // Every text goes into the page as textContent, never as markup.
 
-const LOOK_MS = 2000;
 const SLOW_S = 10;
 const STUCK_S = 60;
 
 const view = { document: null, chosen: "", open: "", busy: new Set() };
-
-const at = (id) => document.getElementById(id);
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -75,7 +72,7 @@ async function steer(id, verb) {
   } finally {
     view.busy.delete(id);
   }
-  await look();
+  await refresh(load);
 }
 
 function changefeedRow(feed) {
@@ -192,33 +189,19 @@ function show() {
   showDetail(shown.detail);
 }
 
-async function look() {
+async function load() {
   const query = view.open ? `?changefeed=${encodeURIComponent(view.open)}` : "";
-  try {
-    const answer = await fetch(`console.json${query}`);
-    const said = await answer.json();
-    if (!answer.ok) throw new Error(`${said.error_code} ${said.error_msg}`);
-    view.document = said;
-    tellLive("live", "");
-    at("looked").textContent = `, ${new Date().toLocaleTimeString()}`;
-    show();
-  } catch (error) {
-    tellLive(`not live: ${error.message}`, "lost");
-    at("looked").textContent = "";
-  }
-}
-
-function tellLive(text, kind) {
-  // Who hears the page is told what changes, not that nothing has.
-  if (at("live").textContent === text) return;
-  at("live").className = kind;
-  at("live").textContent = text;
+  const answer = await fetch(`console.json${query}`);
+  const said = await answer.json();
+  if (!answer.ok) throw new Error(`${said.error_code} ${said.error_msg}`);
+  view.document = said;
+  show();
 }
 
 function open(id) {
   view.open = view.open === id ? "" : id;
   view.chosen = id;
-  look().then(() => view.open && at("detail").scrollIntoView({ behavior: "smooth" }));
+  refresh(load).then(() => view.open && at("detail").scrollIntoView({ behavior: "smooth" }));
 }
 
 function move(step) {
@@ -242,7 +225,7 @@ document.addEventListener("keydown", (event) => {
     p: () => view.chosen && steer(view.chosen, "pause"),
     r: () => view.chosen && steer(view.chosen, "resume"),
     "/": () => at("filter").focus(),
-    Escape: () => { view.open = ""; look(); },
+    Escape: () => { view.open = ""; refresh(load); },
   };
   if (view.document && keys[event.key]) {
     event.preventDefault();
@@ -251,8 +234,4 @@ document.addEventListener("keydown", (event) => {
 });
 at("filter").addEventListener("input", () => view.document && show());
 
-async function keepLooking() {
-  if (!document.hidden) await look();
-  setTimeout(keepLooking, LOOK_MS);
-}
-keepLooking();
+keepRefreshing(load);

@@ -1,12 +1,9 @@
 "use strict";
 // The page of a daemon's HTTP port: its /metrics as a table that can be searched, with rates.
 
-const LOOK_MS = 2000;
 const SAMPLE = /^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})? (\S+)$/;
 let before = { time: 0, values: new Map() };
 let samples = [];
-
-const at = (id) => document.getElementById(id);
 
 function parse(text) {
   const help = new Map();
@@ -52,34 +49,20 @@ function show() {
   at("metrics").tBodies[0].replaceChildren(...rows);
 }
 
-async function look() {
-  try {
-    const ready = await fetch("readyz");
-    at("ready").textContent = (await ready.text()).trim();
-    const answer = await fetch("metrics");
-    const now = Date.now() / 1000;
-    const values = new Map();
-    samples = parse(await answer.text()).map((each) => {
-      const key = `${each.name}{${each.labels}}`;
-      values.set(key, each.value);
-      const known = each.counts && before.values.has(key);
-      return { ...each, rate: known ? (each.value - before.values.get(key)) / (now - before.time) : null };
-    });
-    before = { time: now, values };
-    tellLive("live", "");
-    at("looked").textContent = `, ${new Date().toLocaleTimeString()}`;
-    show();
-  } catch (error) {
-    tellLive(`not live: ${error.message}`, "lost");
-    at("looked").textContent = "";
-  }
-}
-
-function tellLive(text, kind) {
-  // Who hears the page is told what changes, not that nothing has.
-  if (at("live").textContent === text) return;
-  at("live").className = kind;
-  at("live").textContent = text;
+async function load() {
+  const ready = await fetch("readyz");
+  at("ready").textContent = (await ready.text()).trim();
+  const answer = await fetch("metrics");
+  const now = Date.now() / 1000;
+  const values = new Map();
+  samples = parse(await answer.text()).map((each) => {
+    const key = `${each.name}{${each.labels}}`;
+    values.set(key, each.value);
+    const hasRate = each.counts && before.values.has(key);
+    return { ...each, rate: hasRate ? (each.value - before.values.get(key)) / (now - before.time) : null };
+  });
+  before = { time: now, values };
+  show();
 }
 
 document.addEventListener("keydown", (event) => {
@@ -90,8 +73,4 @@ document.addEventListener("keydown", (event) => {
 });
 at("filter").addEventListener("input", show);
 
-async function keepLooking() {
-  if (!document.hidden) await look();
-  setTimeout(keepLooking, LOOK_MS);
-}
-keepLooking();
+keepRefreshing(load);

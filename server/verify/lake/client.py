@@ -5,16 +5,13 @@ That process has the read end of a pipe as its standard input: when this one die
 the other ends, too.
 """
 
-import asyncio
 import base64
-import contextlib
 import json
 import os
-import signal
 import sys
 import tempfile
 import threading
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -22,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark_tidemark.digest import RangeChecksums, Ranges
 
-from server.process import drain
+from server.process import ChildFailedError, drain, kill_group, start_child
 from server.verify.catalog import LakeCut, Table
 from server.verify.errors import VerifyLakeError
 from server.verify.spans import Extent
@@ -62,25 +59,21 @@ class Lake:
             _relayed_errors() as errors,
         ):
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    directory,
-                    *flags,
-                    stdin=PIPE,
-                    stdout=PIPE,
+                process = await start_child(
+                    "the lake's reader",
+                    [*command, directory, *flags],
                     stderr=errors,
-                    limit=_LINE_BYTES,
-                    start_new_session=True,
+                    line_bytes=_LINE_BYTES,
                 )
+            except ChildFailedError as err:
+                raise VerifyLakeError(err.message) from err
             finally:
                 os.close(errors)
             try:
                 yield cls(process)
             finally:
                 await drain(process, _DRAIN_LOCKED_S if locked else _DRAIN_S)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    # Spark's JVM and its Python workers
-                    os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process)  # Spark's JVM and its Python workers
 
     async def cut(self, at: int | None) -> LakeCut:
         """The newest cut at or below `at`."""

@@ -80,7 +80,7 @@ async def test_a_job_for_which_no_process_can_be_started_is_tried_again(monkeypa
     await supervised("", told).run()
     [(code, message, again)] = told
     assert (code, again) == ("ErrSparkJob", True)
-    assert f"no process can be started: {error}; look at the limits" in message
+    assert f"the Spark job cannot be started: {error}; look at the limits" in message
 
 
 class Shared:

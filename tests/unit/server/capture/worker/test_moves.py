@@ -21,13 +21,13 @@ from tidemarkpb.v1 import worker_pb2 as pb
 from server.capture.capture_service import _tables_at
 from server.capture.catalog import FeedCatalog
 from server.capture.errors import TableMoveError
-from server.capture.membership import CaptureRecord
 from server.capture.processor import Assignment, ProcessorStats
 from server.capture.traffic import Traffic, weights
 from server.capture.worker import moves, wire
 from server.capture.worker.placement import Balance, is_uneven, next_move
 from server.capture.worker.processor import WorkersProcessor
 from server.capture.worker.remote import ShareStatus, WorkerLostError, lost
+from server.changefeed.captures import CaptureRecord
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.info import State

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.capture.membership import CaptureRecord
 from server.capture.worker import peers as module
 from server.capture.worker.local_share import LocalWorker
 from server.capture.worker.peers import PeerAccess, Peers
+from server.changefeed.captures import CaptureRecord
 from server.rpc.credentials import SecurityConfig
 from storage.tasks import background_tasks
 

@@ -18,7 +18,6 @@ from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 from server.capture.errors import ChangefeedNotRunningError, NotOwnerError, SnapshotLostError
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
-from server.capture.membership import CaptureRecord
 from server.capture.source.registry import sources
 from server.capture.worker import remote, wire
 from server.capture.worker.flight import ShareFeeds
@@ -28,6 +27,7 @@ from server.capture.worker.peers import PeerAccess, PeerCapture
 from server.capture.worker.remote import RemoteShare, WorkerLostError
 from server.capture.worker.service import WorkerService
 from server.capture.worker.share import ShareStart, known_blockers
+from server.changefeed.captures import CaptureRecord
 from server.changefeed.table import TableRecord
 from server.puller.source import SourceContext
 from server.puller.tidb.table import tidb_table

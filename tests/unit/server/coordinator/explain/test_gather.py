@@ -3,7 +3,6 @@ the metadata is the real one.
 """
 
 import asyncio
-import json
 from types import SimpleNamespace
 
 import grpc.aio
@@ -16,6 +15,7 @@ from tidemarkpb.v1.capture_pb2_grpc import (
 
 from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC
 from server.changefeed import keys
+from server.changefeed.captures import CaptureRecord
 from server.changefeed.info import ChangefeedInfo, status_json
 from server.coordinator import explain_service
 from server.coordinator.explain_service import gather
@@ -48,7 +48,7 @@ async def capture(meta):
     add_CaptureServiceServicer_to_server(Capture(answers), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    await meta.put(keys.capture("c1"), json.dumps({"address": address}).encode())
+    await meta.put(keys.capture("c1"), CaptureRecord("c1", address, "").to_json())
     await meta.put(keys.OWNER, b"c1")
     yield SimpleNamespace(address=address, answers=answers)
     await server.stop(None)
@@ -89,7 +89,7 @@ async def test_a_silent_capture_costs_little_time_and_is_a_finding(meta, capture
 
 
 async def test_a_capture_that_is_gone_and_one_whose_record_is_broken_are_findings(meta):
-    await meta.put(keys.capture("gone"), json.dumps({"address": "127.0.0.1:1"}).encode())
+    await meta.put(keys.capture("gone"), CaptureRecord("gone", "127.0.0.1:1", "").to_json())
     await meta.put(keys.capture("broken"), b"{")
     problems = {capture.id: capture.problem for capture in (await situation(meta)).captures}
     assert problems["gone"].startswith("UNAVAILABLE")
