@@ -108,45 +108,50 @@ class Barrier:
         ddls = [ddl for ddl in now.ddls if ddl.ts == ts]
         if first or not ddls:
             return BarrierResult(now.tables)
-        before = merged(self._changefeed.describe(ts - 1))
-        rows_by_table = _joined(shard_rows(ddl, before.tables, now.tables) for ddl in ddls)
-        ddls = [merged_ddl(ddl, before.tables, now.tables) for ddl in ddls]
-        now = _changed_at(now, ts, {name for ddl in ddls for name in ddl.tables})
-        self._require_allowed(ddls, before)
-        # Renames come first in each DDL: a new table may take a name that a renamed one gave up.
+        crossing = _Crossing.of(ts, ddls, merged(self._changefeed.describe(ts - 1)), now)
+        self._require_allowed(crossing.ddls, crossing.before)
+        result = self._apply_to_tables(crossing)
+        for name in sorted(result.changed):
+            self._apply_to_columns(name, crossing, result)
+        return result
+
+    def _apply_to_tables(self, crossing: "_Crossing") -> BarrierResult:
+        """Rename, drop, empty and make anew whole tables, one DDL after the other."""
+        before, now = crossing.before, crossing.now
         dropped: list[str] = []
         renamed: list[tuple[str, str]] = []
         recreated: list[str] = []
         emptied: list[str] = []
-        for ddl in ddls:
+        for ddl in crossing.ddls:
             if isinstance(self._target, StatementTarget):
                 self._target.write_statement(ddl, before, now)
+            # First in each DDL: a new table may take a name that a renamed one gave up.
             renamed += self._rename(ddl, before, now)
             dropped += [name for name in ddl.dropped if self._drop(name, ddl, before)]
             emptied += self._empty(ddl, before, now)
             recreated += self._recreate(ddl, before, now)
-        changed = {
-            name for ddl in ddls for name in (*ddl.tables, *ddl.truncated)
-        } & now.tables.keys()
-        old_names = {new: old for old, new in renamed}
-        for name in sorted(changed):
-            earlier = before.tables.get(old_names.get(name, name))
-            is_emptied = any(name in ddl.truncated for ddl in ddls)
-            steps = rows_by_table.get(name, []) if self._is_below(now.tables[name], ts) else []
-            self._change_rows(now.tables[name], [step for step in steps if step.is_gone])
-            self.fitting(
-                now.tables[name], None if name in recreated else earlier, emptied=is_emptied
-            )
-            self._change_rows(now.tables[name], [step for step in steps if not step.is_gone])
-            self._rekey(earlier, now.tables[name], ts)
         return BarrierResult(
             now.tables,
             tuple(dropped),
             tuple(renamed),
             tuple(recreated),
-            frozenset(changed),
+            crossing.changed,
             frozenset(emptied) - {*recreated},
         )
+
+    def _apply_to_columns(self, name: str, crossing: "_Crossing", result: BarrierResult) -> None:
+        """Give a table its columns and key above the DDLs, and change the rows of its shards."""
+        table = crossing.now.tables[name]
+        old_names = {new: old for old, new in result.renamed}
+        before = crossing.before.tables.get(old_names.get(name, name))
+        is_emptied = any(name in ddl.truncated for ddl in crossing.ddls)
+        steps = crossing.shard_rows.get(name, []) if self._is_below(table, crossing.ts) else []
+        # Invariant 5: rows are removed before the columns change, values are changed after it.
+        self._change_rows(table, [step for step in steps if step.is_gone])
+        # The columns of a recreated table are not those of the one that had its name.
+        self.fitting(table, None if name in result.recreated else before, emptied=is_emptied)
+        self._change_rows(table, [step for step in steps if not step.is_gone])
+        self._rekey(before, table, crossing.ts)
 
     def catch_up(self, ts: int) -> BarrierResult:
         """Alter the tables after a skipped stretch, which ends at `ts`.
@@ -430,6 +435,36 @@ class Barrier:
         """
         position = self._target.position(table)
         return position is not None and position <= ts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Crossing:
+    """The DDLs at one ts, with the changefeed right below and above them. Shards are merged in all
+    three.
+    """
+
+    ts: int
+    ddls: Sequence[Ddl]
+    before: ChangefeedMeta
+    now: ChangefeedMeta
+    shard_rows: Mapping[str, Sequence[ShardRows]]
+    """What the DDLs do to the rows of merged tables, by table, in order."""
+
+    @classmethod
+    def of(
+        cls, ts: int, ddls: Sequence[Ddl], before: ChangefeedMeta, now: ChangefeedMeta
+    ) -> "_Crossing":
+        """From the DDLs as the changefeed describes them: of shards."""
+        steps = _joined(shard_rows(ddl, before.tables, now.tables) for ddl in ddls)
+        ddls = [merged_ddl(ddl, before.tables, now.tables) for ddl in ddls]
+        now = _changed_at(now, ts, {name for ddl in ddls for name in ddl.tables})
+        return cls(ts, ddls, before, now, steps)
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Tables above the DDLs that one of them is about."""
+        named = {name for ddl in self.ddls for name in (*ddl.tables, *ddl.truncated)}
+        return frozenset(named & self.now.tables.keys())
 
 
 def _joined(parts: Iterable[Mapping[str, Sequence[ShardRows]]]) -> dict[str, list[ShardRows]]:
