@@ -15,7 +15,7 @@ from pyspark_tidemark.lake.delta.files import DataFile, without, written
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.masking import VersionChanges, ended_and_begun
-from pyspark_tidemark.lake.fold import endings, fold, versions
+from pyspark_tidemark.lake.fold import fold
 from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.table_keys import living as living_keys
@@ -91,7 +91,7 @@ def test_no_key_ever_has_two_current_versions(history, as_inserts, ends):
             changes = pa.Table.from_pylist(
                 [row for row in rows if start < row["_commit_ts"] <= end], schema=SCHEMA
             )
-            cut = VersionChanges(*endings(changes, KEY), versions(changes, KEY))
+            cut = VersionChanges(changes, KEY)
             actions = ended_and_begun("t", listing, cut, inserted)
             listing = listing.after(json.loads(json.dumps(actions)))
             assert test_fold_versions.shown(listing) == test_fold_versions.expected(

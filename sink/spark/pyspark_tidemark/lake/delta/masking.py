@@ -3,7 +3,7 @@ the rows that live, or one of each partition; a history adds one of the versions
 one of those that end.
 """
 
-import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.delta.files import (
     DataFile,
     DeletionVectors,
@@ -59,24 +58,23 @@ def masked_and_added(
     return removals + [action for action, _ in new_files]
 
 
-@dataclasses.dataclass(frozen=True)
 class VersionChanges:
     """What a cut does to versions of rows, as pyarrow.Tables."""
 
-    ends: Any
-    """The keys whose versions end, and when."""
-    inserted: Any
-    """The keys that are new to the upstream, and when a version of them ends that should not be
-    there.
-    """
-    begun: Any
+    def __init__(self, changes: Any, key: Sequence[str]) -> None:
+        """`changes` are all changes of a table in the cut (pyarrow.Table)."""
+        self._changes = changes
+        self._key = key
+        self.ends, self.inserted = endings(changes, key)
+        """The keys whose versions end, and when; the keys that are new to the upstream, and when a
+        version of them ends that should not be there.
+        """
 
-    @classmethod
-    def of(cls, changes: Changes) -> "VersionChanges":
-        """Of all changes of a table in a cut."""
-        return cls(
-            *endings(changes.arrow, changes.table.key), versions(changes.arrow, changes.table.key)
-        )
+    @functools.cached_property
+    def begun(self) -> Any:
+        """The versions that begin."""
+        # Made when they are needed: where much has to be searched for what ends, Spark makes them.
+        return versions(self._changes, self._key)
 
 
 def ended_and_begun(

@@ -7,8 +7,9 @@ What only executors hold is merged, or appended if no file may have its keys. In
 for, too (`inserted`): a key that is there already is replaced.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -63,24 +64,43 @@ in a message.
 """
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """Writes cuts in one mode; each call returns whether the table has more files than before."""
 
+    def __init__(self, tables: DeltaTables) -> None:
+        self._tables = tables
+
+    @abstractmethod
     def create(self, changes: Changes) -> bool:
         """Apply a table's first cut, unless tasks have made its files."""
 
     def apply(self, changes: Changes) -> bool:
-        """Apply a later one."""
+        """Apply a later cut: commit what tasks have made of it, or write it here."""
+        if changes.by_tasks is None:
+            return self._write(changes)
+        if self._tables.apply(changes, lambda current: self._made(changes, current)):
+            return True
+        # By now only Delta may write to the table.
+        return self._write(changes.read_again)
 
+    @abstractmethod
     def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
         """See `TaskTarget`."""
 
+    @abstractmethod
+    def _made(self, changes: Changes, current: Listing) -> Actions:
+        """The actions that tasks have made for the version that the table has, or others for it."""
 
-class Upsert:
+    @abstractmethod
+    def _write(self, changes: Changes) -> bool:
+        """Apply a later cut of which tasks have made nothing."""
+
+
+class Upsert(Writer):
     """Keeps a table equal to its upstream at each cut."""
 
     def __init__(self, tables: DeltaTables) -> None:
-        self._tables = tables
+        super().__init__(tables)
         self._key_columns = ColumnCache(KEPT_BYTES)
 
     def create(self, changes: Changes) -> bool:
@@ -95,13 +115,13 @@ class Upsert:
         return True
 
     def apply(self, changes: Changes) -> bool:
-        """Apply a later cut."""
-        if changes.by_tasks is not None:
-            if not changes.by_tasks.counted.rows and not changes.emptied:
-                return False
-            if self._tables.apply(changes, lambda current: self._made(changes, current)):
-                return True
-            changes = changes.read_again
+        """See `Writer`; a cut without rows needs no version."""
+        made = changes.by_tasks
+        if made is not None and not made.counted.rows and not changes.emptied:
+            return False
+        return super().apply(changes)
+
+    def _write(self, changes: Changes) -> bool:
         if changes.emptied:
             return self._replace(changes)
         name, key = changes.table.name, changes.table.key
@@ -125,7 +145,6 @@ class Upsert:
         return None if listing is None else UpsertWriter(listing, is_new or changes.emptied)
 
     def _made(self, changes: Changes, current: Listing) -> Actions:
-        """The actions that tasks have made for the version that the table has, or others for it."""
         name, key = changes.table.name, changes.table.key
         made = made_for(changes, current)
         if not made:
@@ -255,11 +274,8 @@ def _may_meet(last: DataFrame, key: Sequence[str], listing: Listing) -> tuple[bo
     return meets_updated, meets_inserted
 
 
-class Append:
+class Append(Writer):
     """Keeps a changelog: one append a cut, without a search for any key."""
-
-    def __init__(self, tables: DeltaTables) -> None:
-        self._tables = tables
 
     def create(self, changes: Changes) -> bool:
         """Append the first cut, also one without rows."""
@@ -267,16 +283,11 @@ class Append:
         self._tables.create(changes, changes.arrow if here else self._rows(changes))
         return True
 
-    def apply(self, changes: Changes) -> bool:
+    def _made(self, changes: Changes, current: Listing) -> Actions:
+        return actions_of(made_for(changes, current))
+
+    def _write(self, changes: Changes) -> bool:
         """Append a cut, without Spark if the driver may write the file."""
-        if changes.by_tasks is not None:
-
-            def made(current: Listing) -> Actions:
-                return actions_of(made_for(changes, current))
-
-            if self._tables.apply(changes, made):
-                return True
-            changes = changes.read_again
         if changes.in_arrow and self._tables.apply(
             changes,
             lambda listing: written(listing.layout, fitted(changes.arrow, listing.layout.schema)),
@@ -300,16 +311,13 @@ class Append:
         return changes.frame(self._tables.session(changes.table.name))
 
 
-class History:
+class History(Writer):
     """Keeps versions of rows: a change ends its key's current version and begins the next;
     a delete only ends one.
 
     Ended versions get files of their own, so that the search for current ones does not grow with
     the history.
     """
-
-    def __init__(self, tables: DeltaTables) -> None:
-        self._tables = tables
 
     def create(self, changes: Changes) -> bool:
         """Append the first cut's versions."""
@@ -322,14 +330,10 @@ class History:
         self._tables.create(changes, rows)
         return True
 
-    def apply(self, changes: Changes) -> bool:
+    def _write(self, changes: Changes) -> bool:
         """Apply a later cut, without Spark if the driver may write the files and what it must
         search is not much.
         """
-        if changes.by_tasks is not None:
-            if self._tables.apply(changes, lambda current: self._made(changes, current)):
-                return True
-            changes = changes.read_again
         return (changes.in_arrow and self._by_driver(changes)) or self._merge(changes)
 
     def task_writer(self, changes: Changes, *, is_new: bool) -> TaskWriter | None:
@@ -338,11 +342,12 @@ class History:
         return None if listing is None else HistoryWriter(listing, is_new)
 
     def _made(self, changes: Changes, current: Listing) -> Actions:
-        """The actions that tasks have made for the version that the table has, or others for it."""
         name = changes.table.name
         made = made_for(changes, current)
         if not made:
-            return self._ended_and_begun(name, current, VersionChanges.of(changes))
+            return self._ended_and_begun(
+                name, current, VersionChanges(changes.arrow, changes.table.key)
+            )
         self._tables.inserted.replacing(name, sum(part.replaced for part in made))
         return actions_of(made)
 
@@ -351,7 +356,7 @@ class History:
         listing = self._tables.listing(name)
         if listing is None:
             return False
-        cut = VersionChanges.of(changes)
+        cut = VersionChanges(changes.arrow, changes.table.key)
         met = searched(listing.files.values(), cut.ends)
         if sum(file.size for file in met) > MOST_SEARCHED_BYTES:
             return False

@@ -98,7 +98,7 @@ class HistoryWriter:
             made = Made(layout, written(layout, fitted(rows, layout.schema)))
         else:
             inserted, _ = _searched()
-            cut = VersionChanges.of(changes)
+            cut = VersionChanges(changes.arrow, changes.table.key)
             actions = ended_and_begun(layout.root, listing, cut, inserted)
             made = Made(layout, actions, listing.version, inserted.replaced(layout.root))
         return Part(*changes.sums, made)
