@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.delta.files import written
-from pyspark_tidemark.lake.delta.log import Listing, commit_on_disk, creation
+from pyspark_tidemark.lake.delta.log import Listing, commit_on_disk
+from pyspark_tidemark.lake.delta.protocol import creation
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.maintenance import KeptCuts

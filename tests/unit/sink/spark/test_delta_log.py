@@ -7,14 +7,8 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import without, written
-from pyspark_tidemark.lake.delta.log import (
-    Listing,
-    commit_info,
-    continues,
-    creation,
-    fence,
-    replayed,
-)
+from pyspark_tidemark.lake.delta.log import Listing, commit_info, continues, fence, replayed
+from pyspark_tidemark.lake.delta.protocol import creation
 from pyspark_tidemark.lake.keys import ColumnCache
 from pyspark_tidemark.lake.schema import SchemaChange
 

@@ -17,7 +17,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.delta import files
 from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import Layout, NewFiles, pieces, without, written
-from pyspark_tidemark.lake.delta.log import Listing, commit_on_disk, creation, replayed
+from pyspark_tidemark.lake.delta.log import Listing, commit_on_disk, replayed
 from pyspark_tidemark.lake.delta.partitions import (
     NULL_TEXTS,
     check_columns,
@@ -26,6 +26,7 @@ from pyspark_tidemark.lake.delta.partitions import (
     in_log,
     split,
 )
+from pyspark_tidemark.lake.delta.protocol import creation
 from pyspark_tidemark.lake.keys import ColumnCache
 from pyspark_tidemark.lake.partitioning import parse_fields
 from pyspark_tidemark.lake.schema import SchemaChange

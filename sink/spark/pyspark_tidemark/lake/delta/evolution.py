@@ -20,12 +20,12 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.columns import quoted, sql_literal, text_literal, with_columns
 from pyspark_tidemark.lake.compaction import MOST_BYTES
 from pyspark_tidemark.lake.delta.files import DataFile, all_removed, by_partition, joined
-from pyspark_tidemark.lake.delta.log import (
+from pyspark_tidemark.lake.delta.log import Listing
+from pyspark_tidemark.lake.delta.protocol import (
     FIELD_ID,
     MAPPING,
     MAX_ID,
     PHYSICAL_NAME,
-    Listing,
     has_times_without_zone,
     mapped,
     needs_mapping,

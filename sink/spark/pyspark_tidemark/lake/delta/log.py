@@ -12,7 +12,8 @@ log store creates the file. Invariants:
 1. A commit's version follows the one that its actions were made from. If somebody else has
    committed that version, nothing is written; the table is read again, and the actions are made
    again.
-2. Only tables whose properties and features are all known here are written without Delta.
+2. Only tables whose properties and features are all known (`delta.protocol`) are written without
+   Delta.
 3. On a local disk a version is durable before the cut that shows it is in the manifest.
 """
 
@@ -35,54 +36,15 @@ import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
 
-from pyspark_tidemark.column_metadata import COLUMN_ID
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.delta.files import DataFile, DeletionVectors, Layout, now_ms
-from pyspark_tidemark.lake.delta.partitions import is_possible
+from pyspark_tidemark.lake.delta.protocol import is_known, layout_of
 from pyspark_tidemark.lake.files import RESTORE, sync, sync_place, sync_with_checksum
 
 _LOG = "_delta_log"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """The errors of `link` on file systems without hard links."""
-VECTORS = "delta.enableDeletionVectors"
-MAPPING = {"delta.columnMapping.mode": "name"}
-MAX_ID = "delta.columnMapping.maxColumnId"
-FIELD_ID, PHYSICAL_NAME = "delta.columnMapping.id", "delta.columnMapping.physicalName"
-_UNWRITABLE = frozenset(" ,;{}()\n\t=")
-"""Characters that no column's name may have unless the table maps its columns by name."""
-_KNOWN_PROPERTIES = {
-    VECTORS,
-    "delta.checkpointInterval",
-    *MAPPING,
-    MAX_ID,
-    "delta.enableTypeWidening",
-    "delta.dataSkippingNumIndexedCols",
-    "delta.dataSkippingStatsColumns",
-    "delta.deletedFileRetentionDuration",
-    "delta.enableExpiredLogCleanup",
-    "delta.logRetentionDuration",
-}
-"""Of those that begin with `delta.`; others are people's own notes, which ask for nothing."""
-# Old writer versions imply these features; they demand nothing unless a property is set.
-_IMPLIED_FEATURES = ["appendOnly", "invariants"]
-_KNOWN_FEATURES = {
-    *("deletionVectors", "columnMapping", "timestampNtz", "typeWidening", "typeWidening-preview"),
-    *_IMPLIED_FEATURES,
-}
-_FEATURES_SINCE = {
-    2: _IMPLIED_FEATURES,
-    3: ["checkConstraints"],
-    4: ["changeDataFeed", "generatedColumns"],
-    5: ["columnMapping"],
-    6: ["identityColumns"],
-}
-"""The features that each writer version without feature lists adds to those of the versions
-before it.
-"""
-_MAPPING_READER = 2
 _FRESH_S = 3600.0
 """For so long a listing is used without a look for newer versions. If there is one, our commit
 fails, since its file exists: Delta keeps commits for weeks, so the file cannot be removed by then.
@@ -128,7 +90,7 @@ class Listing:
         metadata, layout, files_before = self.metadata, self.layout, self.files
         # Other columns may have the files' old names: bounds are read again by the new layout.
         for metadata in by_kind["metaData"]:
-            layout = _layout(metadata, layout.root)
+            layout = layout_of(metadata, layout.root)
             files_before = {
                 path: DataFile.of(file.add, layout) for path, file in files_before.items()
             }
@@ -147,9 +109,9 @@ class Listing:
 def listing(spark: SparkSession, snapshot: Any, root: str) -> Listing | None:
     """What a snapshot of Delta's shows; None for a table that only Delta may write to."""
     version, metadata, protocol = version_of(snapshot)
-    if not _known(metadata, protocol):
+    if not is_known(metadata, protocol):
         return None
-    layout = _layout(metadata, root)
+    layout = layout_of(metadata, root)
     rows = DataFrame(snapshot.allFiles().toJSON().toDF(), spark).collect()
     files = [DataFile.of(json.loads(row.value), layout) for row in rows]
     by_path = {file.add["path"]: file for file in files}
@@ -197,7 +159,7 @@ def replayed(root: str) -> Listing | None:
         kind: value for actions in versions for action in actions for kind, value in action.items()
     }
     try:
-        if not _known(newest["metaData"], newest["protocol"]):
+        if not is_known(newest["metaData"], newest["protocol"]):
             return None
         return reduce(Listing.after, versions, Listing.before_the_first(root))
     except (KeyError, json.JSONDecodeError) as err:
@@ -255,94 +217,6 @@ def _is_whole(actions: Sequence[Mapping[str, Any]]) -> bool:
     info: Mapping[str, Any] = next(infos, {})
     number = (info.get("operationMetrics") or {}).get(_NUM_ACTIONS)
     return bool(actions) and number in (None, str(len(actions)))
-
-
-def creation(
-    schema: Any,
-    ids: Mapping[str, int],
-    properties: Mapping[str, str],
-    partitions: Sequence[str] = (),
-) -> list[dict[str, Any]]:
-    """The actions that make a table with the columns of `schema` (pyarrow.Schema),
-    their identities, and properties; `partitions` are the columns that partition it.
-    """
-    fields, configuration = from_arrow_schema(schema).jsonValue(), dict(properties)
-    is_mapped = needs_mapping(schema.names)
-    if is_mapped:
-        configuration |= MAPPING | {MAX_ID: str(len(schema))}
-    for number, field in enumerate(fields["fields"], 1):
-        field["nullable"] = True
-        field["metadata"] = {COLUMN_ID.decode(): ids[field["name"]]} if field["name"] in ids else {}
-        field["metadata"] |= mapped(number) if is_mapped else {}
-    least = {
-        "minReaderVersion": 3,
-        "minWriterVersion": 7,
-        "readerFeatures": [],
-        "writerFeatures": _IMPLIED_FEATURES,
-    }
-    features = ["deletionVectors"] if _has_vectors(properties) else []
-    if has_times_without_zone(schema):
-        features.append("timestampNtz")
-    if is_mapped:
-        features.append("columnMapping")
-    protocol = with_features(least, features)
-    metadata = {
-        "id": str(uuid.uuid4()),
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps(fields),
-        "partitionColumns": list(partitions),
-        "configuration": configuration,
-        "createdTime": now_ms(),
-    }
-    return [{"protocol": protocol}, {"metaData": metadata}]
-
-
-def needs_mapping(names: Iterable[str]) -> bool:
-    """Whether Delta takes these columns only with column mapping,
-    which asks more of a table's readers.
-    """
-    return any(_UNWRITABLE & set(name) for name in names)
-
-
-def mapped(number: int) -> dict[str, Any]:
-    """What the metadata of a new column says of it in a table with column mapping."""
-    # A physical name of its own: files may still have a dropped column under the logical one.
-    return {FIELD_ID: number, PHYSICAL_NAME: f"col-{uuid.uuid4()}"}
-
-
-def with_features(protocol: Mapping[str, Any], features: Iterable[str]) -> Mapping[str, Any]:
-    """A protocol that asks readers and writers for `features`, too: as it is if it does so already,
-    else one with lists of features.
-    """
-    added, listed = tuple(features), {**_features_by_version(protocol), **protocol}
-    lists = {
-        kind: list(dict.fromkeys([*listed[kind], *added]))
-        for kind in ("readerFeatures", "writerFeatures")
-    }
-    if all(set(names) == set(listed[kind]) for kind, names in lists.items()):
-        return protocol
-    return {**protocol, "minReaderVersion": 3, "minWriterVersion": 7, **lists}
-
-
-def _features_by_version(protocol: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What a protocol without lists asks for by its versions: Delta itself makes tables like that,
-    and does without a list that would be empty.
-    """
-    reader, writer = int(protocol["minReaderVersion"]), int(protocol["minWriterVersion"])
-    return {
-        "readerFeatures": ["columnMapping"] if reader == _MAPPING_READER else [],
-        "writerFeatures": [
-            feature
-            for version, names in _FEATURES_SINCE.items()
-            for feature in names
-            if version <= writer
-        ],
-    }
-
-
-def has_times_without_zone(fields: Iterable[Any]) -> bool:
-    """Whether there is a timestamp without a time zone, which Delta asks a feature for."""
-    return any(pa.types.is_timestamp(field.type) and field.type.tz is None for field in fields)
 
 
 def _lines(actions: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -556,51 +430,3 @@ def fence(app_id: str, end_ts: int) -> dict[str, Any]:
 
 def _commit_name(version: int) -> str:
     return f"{version:020}.json"
-
-
-def _known(metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> bool:
-    """Whether we know all that the table asks of its writers (invariant 2)."""
-    properties, features = metadata["configuration"], protocol.get("writerFeatures")
-    return (
-        properties.get("delta.columnMapping.mode", "name") in ("name", "none")
-        and all(
-            name in _KNOWN_PROPERTIES
-            or name.startswith("delta.feature.")
-            or not name.startswith("delta.")
-            for name in properties
-        )
-        and features is not None
-        and _KNOWN_FEATURES.issuperset(features)
-        and _writes_partitions(metadata)
-    )
-
-
-def _writes_partitions(metadata: Mapping[str, Any]) -> bool:
-    if not metadata["partitionColumns"]:
-        return True
-    schema = _schema(metadata)
-    return all(is_possible(schema.field(name).type) for name in metadata["partitionColumns"])
-
-
-def _schema(metadata: Mapping[str, Any]) -> Any:
-    fields = StructType.fromJson(json.loads(metadata["schemaString"]))
-    return to_arrow_schema(fields, timezone="UTC")
-
-
-def _layout(metadata: Mapping[str, Any], root: str) -> Layout:
-    fields = json.loads(metadata["schemaString"])
-    mapping = {field["name"]: field["metadata"] for field in fields["fields"]}
-    physical = {name: details.get(PHYSICAL_NAME, name) for name, details in mapping.items()}
-    ids = {name: int(details[FIELD_ID]) for name, details in mapping.items() if FIELD_ID in details}
-    return Layout(
-        root,
-        _schema(metadata),
-        physical,
-        ids,
-        _has_vectors(metadata["configuration"]),
-        tuple(metadata["partitionColumns"]),
-    )
-
-
-def _has_vectors(properties: Mapping[str, str]) -> bool:
-    return properties.get(VECTORS) == "true"

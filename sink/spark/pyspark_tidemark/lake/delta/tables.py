@@ -31,8 +31,6 @@ from pyspark_tidemark.lake.delta.checkpoints import CHECKPOINT_EVERY, Checkpoint
 from pyspark_tidemark.lake.delta.files import written
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import (
-    MAPPING,
-    VECTORS,
     Listing,
     check_whole,
     commit,
@@ -42,11 +40,9 @@ from pyspark_tidemark.lake.delta.log import (
     commits_between,
     committed_at,
     continues,
-    creation,
     fence,
     in_commit_timestamp,
     listing,
-    needs_mapping,
     positions,
     replayed,
     settle,
@@ -54,6 +50,7 @@ from pyspark_tidemark.lake.delta.log import (
     version_of,
 )
 from pyspark_tidemark.lake.delta.partitions import NULL_TEXTS, check_columns, fault_of, refusal
+from pyspark_tidemark.lake.delta.protocol import MAPPING, VECTORS, creation, needs_mapping
 from pyspark_tidemark.lake.delta.task_writers import actions_of, made_for
 from pyspark_tidemark.lake.files import RESTORE
 from pyspark_tidemark.lake.partitioning import IDENTITY, PartitionField, PartitionRules
