@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.sink_uri import check_reference, is_secret, masked, secret_option
+from pyspark_tidemark.uri_secrets import check_reference, is_secret, masked, secret_option
 
 from storage.model.errors import InvalidError
 from storage.model.system_schemas import OF_MYSQL, OF_TIDB

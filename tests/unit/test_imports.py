@@ -36,7 +36,7 @@ _OUTSIDE = {
 _VALUES_FROM = {
     "pyspark_tidemark.connection": "Flight's actions and their errors",
     "pyspark_tidemark.lake.target": "the record of a data file",
-    "pyspark_tidemark.sink_uri": "the parsed URI of a lake; its password is in the environment",
+    "pyspark_tidemark.uri_secrets": "the words for secrets; a password is in the environment",
     "server.capture.creation": "the tables that a changefeed would have",
     "server.coordinator.errors": "gRPC's status codes, in the errors of PD's protocol",
     "server.dump.job": "the job of a dump",

@@ -12,14 +12,10 @@ import structlog
 from pyspark_tidemark.redaction import sql_statement
 
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
+from server.puller.mysql.ddl.copies import doubt_of_copy, taken_over
 from server.puller.mysql.ddl.definition import Definition, row_key
 from server.puller.mysql.ddl.statement import Kind, Statement
-from server.puller.mysql.ddl.tracker import (
-    Context,
-    Tracked,
-    doubt_of_copy,
-    taken_over,
-)
+from server.puller.mysql.ddl.tracker import Context, Tracked
 from server.puller.mysql.ddl.tree import AlterTable, CreateTable, TableName
 from server.puller.mysql.listener import LogListener, Reread, TableCopier
 from server.puller.mysql.rows import LogRows, TableMapMismatch

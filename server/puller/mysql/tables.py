@@ -25,16 +25,9 @@ from pyspark_tidemark.redaction import sql_statement
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.mysql.ddl.column_types import Collations, LostError
 from server.puller.mysql.ddl.definition import UNTOLD, Definition, row_key
+from server.puller.mysql.ddl.faults import faults_of, old_time_fault
 from server.puller.mysql.ddl.statement import Action, Kind, Statement, Verb
-from server.puller.mysql.ddl.tracker import (
-    Context,
-    Tracked,
-    altered,
-    copied,
-    created,
-    faults_of,
-    old_time_fault,
-)
+from server.puller.mysql.ddl.tracker import Context, Tracked, altered, copied, created
 from server.puller.mysql.ddl.tree import AlterTable, CreateTable, Dml, TableName
 from server.puller.mysql.session.errors import (
     DdlUnknownError,

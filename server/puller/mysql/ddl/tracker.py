@@ -6,8 +6,6 @@ Invariants:
 2. All changes of one ALTER are about the columns as they were before it, as on the server.
 3. Where the tree does not tell what the table is, LostError says so; where stored values change
    that no event tells, `Tracked.unclear` says why. Nothing is guessed.
-4. A table with a foreign key that changes its own rows (CASCADE, SET NULL) cannot be replicated:
-   what such a key does is in no event, and the target would keep the rows as they were.
 """
 
 import re
@@ -29,6 +27,7 @@ from server.puller.mysql.ddl.definition import (
     with_names_of,
     without_present,
 )
+from server.puller.mysql.ddl.faults import faults_of, faults_of_parts
 from server.puller.mysql.ddl.stored_values import (
     UnclearValueError,
     change_of_values,
@@ -47,7 +46,6 @@ from server.puller.mysql.ddl.tree import (
     CreateTable,
     DropColumn,
     DropKey,
-    Engine,
     Key,
     Literal,
     Position,
@@ -59,12 +57,8 @@ from server.puller.mysql.ddl.tree import (
 from storage.mysql.charset import BINARY
 from storage.mysql.schema import STRINGS, Column, Index, Table, Type
 
-TRANSACTIONAL: Final = frozenset({"innodb", "rocksdb", "tokudb"})
-VERSIONED: Final = "it is system-versioned, so its log has rows of the past"
-"""Why such a table cannot be replicated."""
 _TEXTS: Final = STRINGS | {Type.ENUM, Type.SET}
 _WORD: Final = re.compile(r"[\w$]+")
-_KEYS_UNTOLD: Final = "its rows were copied, and whether a unique key left some out is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,74 +131,6 @@ def copied(source: Table, tree: CreateTable, table_id: int, first_column_id: int
     )
 
 
-def taken_over(
-    before: Table, table: Table, context: Context, *, keys_known: bool = True
-) -> Tracked:
-    """Another table, with its rows, has become the one of a name: gh-ost ends so.
-
-    Columns of one name are the same; what the rows hold in others was never seen, so they are read
-    again. Nor was it seen which rows are in it: they are copied by INSERT IGNORE, which leaves
-    out what a new unique key does not let in. `keys_known`: whether `table` has its own keys.
-    """
-    columns_before = {column.name.lower(): column for column in before.columns}
-    unclear = [_left_out(before, table)] if keys_known else [_KEYS_UNTOLD]
-    unclear = list(filter(None, unclear))
-    for column in table.columns:
-        was = columns_before.get(column.name.lower())
-        why = (
-            change_of_values(was, column, context.dialect, ignores=True)
-            if was is not None
-            else "it came with another table, whose rows were not followed"
-        )
-        if why:
-            unclear.append(f"column {column.name}: {why}")
-    return Tracked(table, tuple(unclear))
-
-
-def doubt_of_copy(tree: AlterTable) -> str:
-    """Why columns of a copy that is altered so may hold something else than those of their names in
-    its table; nothing: they hold the same.
-    """
-    specs = tree.specs
-    dropped = {spec.name.lower() for spec in specs if isinstance(spec, DropColumn)}
-    added = {spec.column.name.lower() for spec in specs if isinstance(spec, AddColumn)}
-    if again := sorted(dropped & added):
-        return f"column {again[0]} was dropped and added in the copy"
-    if any(isinstance(spec, RenameColumn) for spec in specs) or any(
-        isinstance(spec, ChangeColumn) and spec.old.lower() != spec.column.name.lower()
-        for spec in specs
-    ):
-        return "columns were renamed in the copy"
-    keys = [spec.key for spec in specs if isinstance(spec, AddKey) and spec.key.kind != "plain"]
-    if any(part.prefix is not None for key in keys for part in key.parts):
-        return "a unique key of prefixes may have left out rows that were copied"
-    return tree.unsure
-
-
-def _left_out(before: Table, table: Table) -> str:
-    """Why rows of `before` may be missing in a copy of it; nothing: it has all of them."""
-    if before.indexes is None or table.indexes is None:
-        return _KEYS_UNTOLD
-    collations = {column.name.lower(): column.collation for column in before.columns}
-    collations_now = {column.name.lower(): column.collation for column in table.columns}
-    had = {_unique_over(index) for index in before.indexes} - {None}
-    for index in table.indexes:
-        if index.kind == "plain":
-            continue
-        # What was unique before is so still, but by another collation more values are equal.
-        names = [name.lower() for name in index.columns]
-        same_order = all(collations.get(name) == collations_now.get(name) for name in names)
-        if _unique_over(index) not in had or not same_order:
-            return f"key {index.name} is unique, and may have left out rows that were copied"
-    return ""
-
-
-def _unique_over(index: Index) -> frozenset[str] | None:
-    """The columns of a unique key; None: it is none, or has an expression."""
-    is_plain = index.kind == "plain" or "" in index.columns
-    return None if is_plain else frozenset(name.lower() for name in index.columns)
-
-
 def altered(table: Table, tree: AlterTable, context: Context) -> Tracked:
     """The table that ALTER TABLE makes of `table`, under its old name.
 
@@ -259,7 +185,9 @@ class _Alter:
             self._unclear.append("IGNORE takes rows away")
         table = _table(self._table, columns, indexes, self._next_id, self._usual)
         table = self._with_key(table)
-        return Tracked(table, tuple(self._unclear), _faults(self._tree.specs, self._new_keys))
+        return Tracked(
+            table, tuple(self._unclear), faults_of_parts(self._tree.specs, self._new_keys)
+        )
 
     def _with_key(self, table: Table) -> Table:
         """Keys that are not known stay what tells rows apart, if their columns do."""
@@ -622,61 +550,3 @@ def _table_collation(specs: Sequence[Spec], before: int, context: Context) -> in
     if not charset and not collation:
         return before
     return context.collations.of(charset, collation, before)
-
-
-def faults_of(tree: CreateTable) -> tuple[str, ...]:
-    """Why a table that is made like this cannot be replicated, wherever its columns come from."""
-    specs: list[Spec] = [*tree.options, *(AddColumn(column) for column in tree.columns)]
-    return _faults(specs, [*tree.keys, *(key for column in tree.columns for key in column.keys)])
-
-
-def _faults(specs: Sequence[Spec], keys: Sequence[Key]) -> tuple[str, ...]:
-    faults = [
-        cascade_fault(f"{key.name} ({key.changes_rows})".lstrip())
-        for key in keys
-        if key.changes_rows
-    ]
-    for spec in specs:
-        if isinstance(spec, Engine) and spec.name.lower() not in TRANSACTIONAL:
-            faults.append(
-                f"its engine {spec.name} knows no transactions; ALTER TABLE … ENGINE=InnoDB"
-            )
-        if isinstance(spec, Versioning) and spec.adds:
-            faults.append(VERSIONED)
-        if isinstance(spec, AddColumn | ChangeColumn):
-            faults += [VERSIONED] if spec.column.versioned else []
-            faults += _faults_of_type(spec.column)
-    return tuple(dict.fromkeys(faults))
-
-
-def _faults_of_type(column: ColumnDef) -> Sequence[str]:
-    if (column.type.base, column.type.length) != ("year", 2):
-        return ()
-    return [year_fault(column.name)]
-
-
-def year_fault(column: str) -> str:
-    """Why a table with a YEAR(2) of MariaDB cannot be replicated, and what to do."""
-    return (
-        f"column {column} is a YEAR(2), of which the log has four digits and a SELECT two; ALTER "
-        f"TABLE … MODIFY {column} YEAR(4)"
-    )
-
-
-def old_time_fault(column: str) -> str:
-    """Why a table with a time of MariaDB 5.3 that has fractions of a second cannot be replicated,
-    and what to do.
-    """
-    return (
-        f"column {column} has fractions of a second in the format of MariaDB 5.3, whose length the "
-        "log does not tell; SET GLOBAL mysql56_temporal_format=ON, then ALTER TABLE … FORCE"
-    )
-
-
-def cascade_fault(foreign_key: str) -> str:
-    """Why a table with that foreign key cannot be replicated, and what to do."""
-    return (
-        f"its rows change by the foreign key {foreign_key}, which the log does not have; ALTER "
-        "TABLE … DROP FOREIGN "
-        "KEY, then add it with RESTRICT, and change the rows by statements of your own"
-    )

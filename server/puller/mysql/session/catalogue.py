@@ -10,7 +10,7 @@ from typing import Any
 
 from server.puller.mysql.ddl.column_types import Collations
 from server.puller.mysql.ddl.definition import Definition, column_of, row_key
-from server.puller.mysql.ddl.tracker import (
+from server.puller.mysql.ddl.faults import (
     TRANSACTIONAL,
     VERSIONED,
     cascade_fault,

@@ -22,7 +22,7 @@ from pymysql.constants import CR
 from pymysql.cursors import Cursor
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.databases.mysql_login import GuardedConnection
-from pyspark_tidemark.sink_uri import read_secret
+from pyspark_tidemark.uri_secrets import read_secret
 
 from server.changefeed.source import Address
 from server.puller.mysql.session.errors import (

@@ -22,7 +22,8 @@ from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.sorting import SortRules
 from pyspark_tidemark.sink_settings import HELP
-from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
+from pyspark_tidemark.sink_uri import FORMS, SinkUri
+from pyspark_tidemark.uri_secrets import is_secret
 
 _IDLE_ELSEWHERE_MS = 10_000
 """Short enough for what calls a changefeed synced: its checkpoint is less than 15 s old then."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.registry import FORMATS
-from pyspark_tidemark.sink_uri import SinkUri, masked, read_secret, redacted
+from pyspark_tidemark.sink_uri import SinkUri, redacted
+from pyspark_tidemark.uri_secrets import masked, read_secret
 
 from server.changefeed.source import SourceUri, SourceUriError
 

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.sink_uri import SinkUri, read_secret
+from pyspark_tidemark.sink_uri import SinkUri
+from pyspark_tidemark.uri_secrets import read_secret
 
 STAGED = "_tidemark_changes"
 """The temporary table of a cut's changes."""

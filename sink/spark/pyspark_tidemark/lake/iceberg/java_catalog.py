@@ -36,7 +36,8 @@ from pyspark.sql import SparkSession
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.lake.files import RESTORE, sync, sync_place, sync_with_checksum
-from pyspark_tidemark.sink_uri import CATALOG_ROOT, RENAMING, masked
+from pyspark_tidemark.sink_uri import CATALOG_ROOT, RENAMING
+from pyspark_tidemark.uri_secrets import masked
 
 _SETTINGS = "spark.sql.catalog."
 _HADOOP = "hadoop."

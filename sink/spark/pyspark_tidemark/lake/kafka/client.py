@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.lake.kafka.settings import KafkaSettings
-from pyspark_tidemark.sink_uri import SinkUri, read_secret
+from pyspark_tidemark.sink_uri import SinkUri
+from pyspark_tidemark.uri_secrets import read_secret
 
 TRANSACTION_TIMEOUT_MS: Final = 600_000
 """After this time the brokers end the transaction of a job that is gone; another job of the topic

@@ -12,17 +12,11 @@ from typing import Any
 import pytest
 
 from server.puller.mysql.ddl.column_types import Collations, LostError
+from server.puller.mysql.ddl.copies import doubt_of_copy, taken_over
 from server.puller.mysql.ddl.definition import UNTOLD
 from server.puller.mysql.ddl.statement import read_statement
 from server.puller.mysql.ddl.tokens import Dialect
-from server.puller.mysql.ddl.tracker import (
-    Context,
-    Tracked,
-    altered,
-    created,
-    doubt_of_copy,
-    taken_over,
-)
+from server.puller.mysql.ddl.tracker import Context, Tracked, altered, created
 from server.puller.mysql.ddl.tree import AlterTable, CreateTable
 from storage.mysql.schema import Type
 
