@@ -48,7 +48,7 @@ BACKOFF_SECONDS, BACKOFF_SECONDS_MAX = 0.5, 60.0
 _ENDED = (0, 1, EXIT_AGAIN, -signal.SIGTERM)
 """Statuses of a job that has nothing under way in a JVM; with any other one it was killed. A job
 dies of SIGTERM while Python still imports its modules, as when its changefeed fails at once; later
-it answers it (`run_to_the_end`).
+it answers it (`run_until_exit`).
 """
 _DAMAGED: Final = "ErrLakeDamaged"
 _DAMAGES_MOST: Final = 8

@@ -1,12 +1,12 @@
 """One Spark application for several lake jobs: `python -m pyspark_tidemark.application`.
 
 `tidemark spark keep` starts it. It holds the JVM and the Spark context. Each job is a process of
-its own, comes in through a gateway of its own (py4j), and has a session of its own. So a job that
+its own, which connects by a gateway of its own (py4j) and has a session of its own. So a job that
 fails ends no other one, while the JVM, its classes and Spark's threads are there once.
 
-It says `{"ready": true}` when Spark has started. For each line `{"changefeed": …}` on standard
-input it opens a gateway, and says `{"port", "secret"}`; for `{"changefeed": …, "ended": true}` it
-closes that one, and says `{"closed"}`, whether there was one. It ends when standard input does.
+It writes `{"ready": true}` when Spark has started. For each line `{"changefeed": …}` on standard
+input it opens a gateway and answers `{"port", "secret"}`; for `{"changefeed": …, "ended": true}` it
+closes that one and answers `{"closed"}`, whether there was one. It ends when standard input does.
 """
 
 import argparse
@@ -37,7 +37,7 @@ PORT: Final = "PYSPARK_GATEWAY_PORT"
 """Where PySpark looks for a JVM that runs already, with PYSPARK_GATEWAY_SECRET."""
 EXIT_ERROR: Final = 1
 _CONNECT_S: Final = 10.0
-_SHARED: Final = {
+_SETTINGS: Final = {
     # A compaction of one lake must not hold up the small cuts of others.
     "spark.scheduler.mode": "FAIR",
 }
@@ -112,8 +112,8 @@ class Gateways:
         self._spark = spark
         self._servers: dict[str, Any] = {}
 
-    def opened(self, changefeed: str) -> dict[str, Any]:
-        """A new gateway; that of the changefeed's job before is closed."""
+    def open_gateway(self, changefeed: str) -> dict[str, Any]:
+        """Open a gateway for a changefeed's job, and close that of its earlier job."""
         self.close(changefeed)
         jvm: Any = self._spark._jvm  # noqa: SLF001 - PySpark has no call for it
         conf = self._spark.sparkContext._jsc.sc().conf()  # noqa: SLF001
@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
             driver_memory=given.driver_memory,
             directory=given.directory,
             lake="",
-            extra=_SHARED | dict(text.split("=", 1) for text in given.conf),
+            extra=_SETTINGS | dict(text.split("=", 1) for text in given.conf),
         )
         serve(Gateways(spark), sys.stdin, out)
     except Exception as err:  # noqa: BLE001 - whatever it is, the application ends with a code
@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def serve(gateways: Gateways, requests: IO[str], out: IO[str]) -> None:
-    """Answer until there are no more requests."""
+    """Answer requests, one a line, until their input ends."""
     write_line(out, {"ready": True})
     for line in requests:
         document: dict[str, Any] = json.loads(line)
@@ -162,7 +162,7 @@ def serve(gateways: Gateways, requests: IO[str], out: IO[str]) -> None:
         if document.get("ended"):
             write_line(out, {"closed": gateways.close(changefeed)})
         else:
-            write_line(out, gateways.opened(changefeed))
+            write_line(out, gateways.open_gateway(changefeed))
 
 
 def _parser() -> argparse.ArgumentParser:

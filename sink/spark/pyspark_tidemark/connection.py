@@ -24,34 +24,35 @@ from pyspark_tidemark.options import Credentials
 
 T = TypeVar("T")
 Pause: TypeAlias = Callable[[float], object]
-"""Waits for seconds; true: nobody needs the answer any more."""
+"""Waits for so many seconds; returns true if the caller is to give up."""
 sleep: Pause = time.sleep
-"""Waits as long as it is told to."""
+"""A pause that never makes the caller give up."""
 
 RETRY_S = 60.0
 """How long an unavailable capture is waited for before the query fails."""
 FIRST_S = 8.0
-"""The same where somebody waits for the first answer of all, to an address that may be wrong."""
+"""The same for the first call of all, whose address may be wrong."""
 RETRYABLE = (fl.FlightUnavailableError, fl.FlightTimedOutError)
 _BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0
 _RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 PING_MS, PING_TIMEOUT_MS = 25_000, 10_000
-"""A capture that says nothing for so long is asked whether it lives, and has so long to answer.
+"""A PING is sent after so long without a byte from the capture, and its ACK must come within so
+long.
 
-One that is gone without a word, with its machine or its network, would be read from until the
-stream's deadline: who only receives is told nothing by TCP.
+Without PINGs a reader would wait for a capture whose machine or network is gone until the stream's
+deadline: TCP tells a side that only receives nothing.
 """
 # Captures answer within 60 s, or end the call. Arrow's server ends a connection at the fourth ping
 # since it last sent anything, so more frequent ones would break calls that only wait.
 
-_WHERE = "a capture gives rows at its Flight port, 8301 unless --flight-addr says else"
+_PORT_HINT = "a capture gives rows at its Flight port, 8301 unless --flight-addr says else"
 
 _Files = tuple[tuple[int, int, int] | None, ...]
 _clients: dict[tuple[int, str, Credentials], tuple[_Files, Any]] = {}
-_answered: dict[tuple[str, ...], str] = {}
+_last_answered: dict[tuple[str, ...], str] = {}
 _tokens: dict[str, bytes] = {}
-_let_in: set[tuple[str, str]] = set()
-"""Captures that have taken a call, each with the file of the token."""
+_authenticated: set[tuple[str, str]] = set()
+"""Captures that have accepted a token, each with the file of the token."""
 
 
 def client(uri: str, credentials: Credentials) -> Any:
@@ -86,7 +87,7 @@ def _state_of(path: str) -> tuple[int, int, int] | None:
 
 
 def call_options(credentials: Credentials, timeout_s: float) -> Any:
-    """A deadline in seconds, and who is calling."""
+    """The deadline of a call in seconds, and the token as its header."""
     headers = []
     if credentials.token_file:
         headers.append((b"authorization", b"Bearer " + _token(credentials.token_file)))
@@ -94,7 +95,7 @@ def call_options(credentials: Credentials, timeout_s: float) -> Any:
 
 
 def _token(path: str) -> bytes:
-    """The token of a file; as long as the file is empty or away, the one that it had before."""
+    """The token in a file; while the file is empty or missing, the token that it had before."""
     try:
         _tokens[path] = _read_token(path)
     except SourceError:
@@ -111,18 +112,18 @@ def _read_token(path: str) -> bytes:
 
 @contextmanager
 def token_may_change(uri: str, credentials: Credentials) -> Iterator[None]:
-    """For a call: a capture that has let the token's reader in before, and refuses it now, is as
-    good as one that does not answer. A new token is written on one side after the other.
+    """For one call: take a capture that accepted this token file before, and refuses it now, for
+    one that is unavailable. A new token reaches captures and readers one after the other.
     """
     key = uri, credentials.token_file
     try:
         yield
     except fl.FlightUnauthenticatedError as err:
-        if key in _let_in:
+        if key in _authenticated:
             raise fl.FlightUnavailableError(str(err)) from err
         raise
     if credentials.token_file:
-        _let_in.add(key)
+        _authenticated.add(key)
 
 
 def last_good_first(
@@ -132,14 +133,14 @@ def last_good_first(
     pause: Pause = sleep,
 ) -> T:
     """As `first_answer`, beginning with the endpoint that answered last."""
-    # So an endpoint that is gone is waited for once, not at each call.
+    # So the timeout of an endpoint that is gone is paid once, not at each call.
 
     def asked(uri: str) -> T:
         answer = ask(uri)
-        _answered[uris] = uri
+        _last_answered[uris] = uri
         return answer
 
-    in_order = sorted(uris, key=lambda uri: uri != _answered.get(uris))
+    in_order = sorted(uris, key=lambda uri: uri != _last_answered.get(uris))
     return first_answer(in_order, asked, retry_s, pause)
 
 
@@ -149,8 +150,8 @@ def first_answer(
     retry_s: float | None = None,
     pause: Pause = sleep,
 ) -> T:
-    """What the first capture that can answer says; unavailable ones are asked again for `retry_s`
-    (None: `RETRY_S`), or until `pause` returns true.
+    """The answer of the first capture that is available. If none is, all are asked again for
+    `retry_s` (None: `RETRY_S`), or until `pause` returns true.
 
     Raises:
         SourceError: what a capture refused with, or the last one's unavailability (retryable);
@@ -162,8 +163,8 @@ def first_answer(
         for uri in uris:
             try:
                 return ask(uri)
-            # Unavailable: the next one, and all of them again. What a capture refuses, the others
-            # refuse, too.
+            # Only an unavailable capture is followed by the next one: what one capture refuses, all
+            # refuse.
             except RETRYABLE as err:
                 last = _unavailable(uri, err)
             except pa.ArrowNotImplementedError as err:
@@ -177,17 +178,19 @@ def first_answer(
 
 def _unavailable(uri: str, err: Exception) -> SourceError:
     error = from_text(f"{uri}: {err}", retryable=True)
-    # Of a capture that says itself why not, the address is right.
+    # A capture that gives a reason of its own was reached: then its address is no fault.
     if error.code != UNKNOWN:
         return error
-    return SourceError(UNKNOWN, f"{error.message} ({_WHERE})", retryable=True)
+    return SourceError(UNKNOWN, f"{error.message} ({_PORT_HINT})", retryable=True)
 
 
 def _no_flight(uri: str, err: Exception) -> SourceError:
     error = from_text(f"{uri}: {err}", retryable=False)
     if error.code != UNKNOWN:
         return error
-    return SourceError("ErrNoFlight", f"{uri} answers, but does not speak Arrow Flight: {_WHERE}")
+    return SourceError(
+        "ErrNoFlight", f"{uri} answers, but does not speak Arrow Flight: {_PORT_HINT}"
+    )
 
 
 def _connect(uri: str, credentials: Credentials) -> Any:

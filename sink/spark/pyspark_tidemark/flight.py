@@ -33,7 +33,7 @@ BEFORE = "_before"
 _ACTION_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 3600.0
 _REPORT_TIMEOUT_S = 5.0
-_AGAIN_TIMEOUT_S = 5.0
+_ACK_AGAIN_TIMEOUT_S = 5.0
 _TRACED_SLICES_MAX: Final = 100
 """A first cut may have a slice for each of 100,000 tables; nobody looks at so many spans."""
 ACK_AGAIN_S: Final = 10.0
@@ -158,13 +158,13 @@ class Changefeed:
         """Waits between two tries of a call; a lake job that is told to stop waits no longer."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Executors do not hear that the job is to stop."""
+        """Without `pause`: on executors nobody sees that the job is to stop."""
         return self.__dict__ | {"pause": sleep}
 
     @property
     def epoch(self) -> int:
-        """How often the changefeed's checkpoint had been moved back when this object first asked:
-        acknowledgements count only as long as that stays.
+        """How often the changefeed's checkpoint had been moved back when this object first
+        described it: captures refuse acknowledgements of an earlier epoch.
         """
         if self._epoch is None:
             self.describe()
@@ -178,14 +178,16 @@ class Changefeed:
         known: Known | None = None,
         retry_s: float | None = None,
     ) -> ChangefeedMeta:
-        """Progress, and the tables of rows above `ts` (None: above the checkpoint);
-        those in `known` may be its own. See `first_answer` of `retry_s`.
+        """The changefeed's progress, and the tables of rows above `ts` (None: the checkpoint).
+
+        Captures leave the tables out if they are those of `known`, which are returned then. For
+        `retry_s` see `first_answer`.
         """
         body: dict[str, Any] = {"before": True} if self._options.before_image else {}
         body |= ({} if ts is None else {"ts": ts}) | (
             {} if known is None else {"known_ts": known.ts}
         )
-        answer = self._action("describe", body | self._by_reader(), retry_s=retry_s)
+        answer = self._action("describe", body | self._reader_member(), retry_s=retry_s)
         if self._epoch is None:
             self._epoch = int(answer.get("epoch", 0))
         if known is not None and "tables" not in answer:
@@ -222,7 +224,7 @@ class Changefeed:
             "max_bytes": max_bytes,
             "idle_ms": self._options.idle_ms,
         }
-        body: dict[str, Any] = {"start": start_ts, "wait_ms": wait_ms} | self._of_table()
+        body: dict[str, Any] = {"start": start_ts, "wait_ms": wait_ms} | self._table_member()
         body |= {name: limit for name, limit in limits.items() if limit is not None}
         return max(start_ts, int(self._action("latest", body)["ts"]))
 
@@ -254,26 +256,28 @@ class Changefeed:
         return slices_within(self.traceparent, slices)
 
     def ack(self, ts: int, table: str | None = None) -> int:
-        """Say that everything up to `ts` is durable at the reader,
-        of `table` or of what the options choose.
+        """Acknowledge that everything up to `ts` is durable at the reader, of `table` or of what
+        the options choose; returns the changefeed's checkpoint_ts.
 
-        A capture may die before it has kept that, so an idle reader says it again every
-        `ACK_AGAIN_S`, by `ack_again`. Returns the changefeed's checkpoint_ts.
+        A capture may die before it has saved that, so an idle reader repeats it every `ACK_AGAIN_S`
+        by `ack_again`.
 
         Raises:
             SourceError: ErrChangefeedMovedBack, its checkpoint was moved back meanwhile.
         """
-        return int(self._action("ack", self._acked(ts, table))["checkpoint_ts"])
+        return int(self._action("ack", self._ack_body(ts, table))["checkpoint_ts"])
 
     def ack_again(self, ts: int, table: str | None = None) -> None:
-        """Repeat an acknowledgement, in one try of a few seconds, which may fail:
-        the next one may not.
+        """Repeat an acknowledgement, in one try of a few seconds. A failure is ignored, since the
+        next repetition may succeed.
 
         Raises:
             SourceError: ErrChangefeedMovedBack, no later one can succeed.
         """
         try:
-            self._action("ack", self._acked(ts, table), timeout_s=_AGAIN_TIMEOUT_S, retry_s=0.0)
+            self._action(
+                "ack", self._ack_body(ts, table), timeout_s=_ACK_AGAIN_TIMEOUT_S, retry_s=0.0
+            )
         except SourceError as err:
             if err.code == MOVED_BACK:
                 raise
@@ -286,13 +290,13 @@ class Changefeed:
         commits: str = "",
         ui: str = "",
     ) -> None:
-        """Say how the job that keeps the changefeed's lake is, what it commits in one step (`cut`,
-        `table`), and where its Spark's web UI is; tried once at each capture. A reader with a name
-        is another job: nothing is said of it.
+        """Report the state of the job that keeps the changefeed's lake, what it commits in one step
+        (`cut`, `table`), and where its Spark's web UI is; tried once at each capture. A reader with
+        a name is no such job: it reports nothing.
 
         Raises:
-            SourceError: nobody took the report; ErrFlightRequestInvalid from a capture that knows
-                no reports.
+            SourceError: no capture took the report; ErrFlightRequestInvalid from a capture that has
+                no reports yet.
         """
         if self._options.reader:
             return
@@ -316,7 +320,7 @@ class Changefeed:
         # The same ticket gives the same rows in the same order, so another capture goes on behind
         # those that came already; batches may be cut elsewhere.
         while True:
-            opened = functools.partial(self._opened, part.ticket, skip)
+            opened = functools.partial(self._open_stream, part.ticket, skip)
             stream, batch = first_answer(uris, opened, pause=self.pause)
             try:
                 while batch is not None:
@@ -330,7 +334,7 @@ class Changefeed:
                 raise from_text(str(err), retryable=True) from None
             return
 
-    def _opened(self, ticket: bytes, skip: int, uri: str) -> tuple[Any, Any]:
+    def _open_stream(self, ticket: bytes, skip: int, uri: str) -> tuple[Any, Any]:
         """A stream behind its first `skip` rows, and its next batch."""
         credentials = self._options.credentials
         with token_may_change(uri, credentials):
@@ -343,16 +347,16 @@ class Changefeed:
                 skip -= chunk.data.num_rows
             return stream, None
 
-    def _acked(self, ts: int, table: str | None) -> dict[str, Any]:
+    def _ack_body(self, ts: int, table: str | None) -> dict[str, Any]:
         body = {"ts": ts, "epoch": self.epoch}
         if self._options.reader:
-            return body | self._by_reader()
-        return body | (self._of_table() if table is None else {"table": table})
+            return body | self._reader_member()
+        return body | (self._table_member() if table is None else {"table": table})
 
-    def _by_reader(self) -> dict[str, str]:
+    def _reader_member(self) -> dict[str, str]:
         return {"reader": self._options.reader} if self._options.reader else {}
 
-    def _of_table(self) -> dict[str, str]:
+    def _table_member(self) -> dict[str, str]:
         return {} if self._options.table is None else {"table": self._options.table}
 
     def _action(

@@ -64,8 +64,8 @@ trigger's interval, within these.
 """
 _LOOK_S, _FIRST_LOOKS_S = 1.0, 0.1
 """How often the query is looked at, and before it has begun."""
-_asked_to_end = threading.Event()
-"""A SIGTERM came before there were batches to end after."""
+_end_requested = threading.Event()
+"""Set by a SIGTERM that comes before the query has begun."""
 
 
 _LOG_VERSION, _LOG_LINES = "v1", 3
@@ -81,30 +81,32 @@ def main(argv: Sequence[str]) -> int:
         if arguments.follow_parent:
             threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
         with tracing.sending("tidemark-lake-job", _warn):
-            return _reported(arguments, own_output())
+            return _run_and_report(arguments, own_output())
     except Exception as err:  # noqa: BLE001 - whatever it is, the job ends with a code
-        error = _error(err)
+        error = _error_of(err)
         if error.code != _LOST and (error is not err or err.__cause__ is not None):
             traceback.print_exc()
         sys.stderr.write(f"{error}\n")
         return EXIT_AGAIN if error.retryable else EXIT_ERROR
 
 
-def _reported(arguments: Arguments, out: IO[str]) -> int:
+def _run_and_report(arguments: Arguments, out: IO[str]) -> int:
     """Run the job, and report to the captures how it ended."""
     changefeed = Changefeed(parse(arguments.source_options | {"cuts": "true"}))
     reporter = Reporter(changefeed)
     try:
         status = _run(arguments, changefeed, reporter, out)
     except Exception as err:
-        reporter.failed(_error(err))
+        reporter.failed(_error_of(err))
         raise
     reporter.stopped()
     return status
 
 
-def _error(err: Exception) -> SourceError:
-    """What the job ended by; whatever is raised where Spark is gone, that is why."""
+def _error_of(err: Exception) -> SourceError:
+    """The error by which the job ends. Where Spark is gone, that is the cause of whatever else was
+    raised.
+    """
     if is_lost():
         return SourceError(
             _LOST,
@@ -128,7 +130,7 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
         if skipped is not None:
             _show_skipped(skipped, out)
         start_ts = described.checkpoint_ts if manifest.last is None else manifest.last.end_ts
-        arguments = _ending(arguments, described.target_ts)
+        arguments = _ending_with_changefeed(arguments, described.target_ts)
         if arguments.until_ts is not None and start_ts >= arguments.until_ts:
             if start_ts > described.checkpoint_ts:
                 # An earlier job died between its last cut and the acknowledgement.
@@ -136,7 +138,7 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
             _finish(changefeed, start_ts, out)
             return EXIT_OK
 
-        if _asked_to_end.is_set():
+        if _end_requested.is_set():
             return EXIT_OK
         spark = session()
         target = open_target(arguments, spark, manifest)
@@ -156,11 +158,13 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
             writers=writers,
         )
         maintenance = Maintenance(target, manifest, arguments.keep_hours)
-        job = Job(_of_query(arguments, manifest.last), applier, maintenance, reporter, out)
+        job = Job(
+            _with_query_directory(arguments, manifest.last), applier, maintenance, reporter, out
+        )
         changefeed.pause = job.pause
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, job.stop)
-        if _asked_to_end.is_set():
+        if _end_requested.is_set():
             job.stop()
         ui = spark.sparkContext.uiWebUrl or ""
         reporter.start(0 if manifest.last is None else start_ts, manifest.commits, ui)
@@ -187,15 +191,17 @@ def _session(arguments: Arguments) -> SparkSession:
     )
 
 
-def _ending(arguments: Arguments, target_ts: int | None) -> Arguments:
-    """The job ends where its changefeed does, if not before."""
+def _ending_with_changefeed(arguments: Arguments, target_ts: int | None) -> Arguments:
+    """The arguments of a job that ends at its changefeed's target_ts, if not before."""
     if target_ts is None or (arguments.until_ts is not None and arguments.until_ts <= target_ts):
         return arguments
     return dataclasses.replace(arguments, until_ts=target_ts)
 
 
-def _of_query(arguments: Arguments, last: CutRecord | None) -> Arguments:
-    """A query goes on from its own checkpoint, so one begins anew above what was skipped."""
+def _with_query_directory(arguments: Arguments, last: CutRecord | None) -> Arguments:
+    """The arguments with a checkpoint directory of their own after a skipped stretch: a query goes
+    on from the checkpoint in its directory, and another one has to begin above the stretch.
+    """
     if last is None or not last.skipped:
         return arguments
     return dataclasses.replace(
@@ -222,13 +228,13 @@ def _finish(changefeed: Changefeed, ts: int, out: IO[str]) -> None:
     acknowledgement hears of it from nobody else.
     """
     deadline = time.monotonic() + _FINISH_S
-    while time.monotonic() < deadline and _awaits(changefeed.describe(), ts):
+    while time.monotonic() < deadline and _runs_until(changefeed.describe(), ts):
         changefeed.ack_again(ts)
         time.sleep(_FINISH_STEP_S)
     write_line(out, {"finished": {"at_ts": ts}})
 
 
-def _awaits(described: ChangefeedMeta, ts: int) -> bool:
+def _runs_until(described: ChangefeedMeta, ts: int) -> bool:
     """Whether a changefeed runs that ends at `ts`."""
     return described.target_ts == ts and described.state in ("normal", "warning")
 
@@ -257,11 +263,11 @@ class Job:
         self._wake = threading.Event()
         """Set when `stop` was called or a cut has failed, so that `run` looks at once."""
         self._in_batch = threading.Lock()
-        self._saying = threading.Lock()
+        self._writing = threading.Lock()
         self._failure: SourceError | None = None
         self._trigger_s = self._next_cut_s = 0.0
-        self._went_on_to_ts = -1
-        """The end of the newest cut that was applied beyond what Spark's batch was about: the next
+        self._applied_beyond_ts = -1
+        """The end of the newest cut that was applied beyond the range of Spark's batch: the next
         batch begins below it.
         """
 
@@ -283,8 +289,8 @@ class Job:
             SourceError: what a batch failed with.
         """
         self._trigger_s = trigger_s(spark, self._arguments.trigger)
-        query = self._started(spark, start_ts)
-        self._say({"ready": True, "query": query.id, "start_ts": start_ts})
+        query = self._start_query(spark, start_ts)
+        self._write({"ready": True, "query": query.id, "start_ts": start_ts})
         is_reading = False
         try:
             while query.isActive and self._reporter.failure is None:
@@ -294,7 +300,7 @@ class Job:
                     is_reading = query.status["message"] != _INITIALIZING
                     if is_reading:
                         # Whoever starts many jobs on few cores waits for it before the next one.
-                        self._say({"reading": True})
+                        self._write({"reading": True})
             stopped = self._stop.is_set()
             self._stop.set()
             # A cut that is being applied ends first: `query.stop` interrupts its threads.
@@ -310,7 +316,7 @@ class Job:
         if not stopped:
             raise _query_failure(failed)
 
-    def _started(self, spark: SparkSession, start_ts: int) -> StreamingQuery:
+    def _start_query(self, spark: SparkSession, start_ts: int) -> StreamingQuery:
         arguments = self._arguments
         options = arguments.source_options | {"cuts": "true", "startTs": str(start_ts)}
         options["maxRowsPerTrigger"] = str(arguments.max_rows)
@@ -340,9 +346,9 @@ class Job:
             try:
                 round_ends_s = time.monotonic() + _ROUND_S
                 for start_ts, end_ts in cuts.collect() if logged is None else [logged]:
-                    if end_ts > self._went_on_to_ts:
+                    if end_ts > self._applied_beyond_ts:
                         self._apply_one(Cut(batch, start_ts, end_ts))
-                self._go_on(batch, round_ends_s)
+                self._apply_further(batch, round_ends_s)
             except Exception as err:
                 failure = named(err)
                 if self._stop.is_set() and failure.retryable:
@@ -351,11 +357,11 @@ class Job:
                 self._wake.set()
                 raise
 
-    def _go_on(self, batch: int, round_ends_s: float) -> None:
-        """Apply the cuts that come until then, too.
+    def _apply_further(self, batch: int, round_ends_s: float) -> None:
+        """Apply the cuts that come until `round_ends_s` within the same batch of Spark's.
 
-        Spark's log stays behind: a job that is started again is given a range that the lake has in
-        part, and applies the rest.
+        Spark's log stays behind: it gives a job that is started again a range of which the lake has
+        a part already, and the job applies the rest.
         """
         wait_ms = min(max(_POLL_MS, int(self._trigger_s * 1000)), _POLL_MS_MAX)
         while not self._stop.wait(self._next_cut_s - time.monotonic()):
@@ -373,10 +379,10 @@ class Job:
                 end_ts = min(end_ts, self._arguments.until_ts)
             if end_ts > start_ts:
                 self._apply_one(Cut(batch, start_ts, end_ts), time.monotonic() - asked_s)
-                self._went_on_to_ts = self._applier.applied_ts
+                self._applied_beyond_ts = self._applier.applied_ts
 
     def _apply_one(self, cut: Cut, awaited_s: float = 0.0) -> None:
-        """Apply a cut that came after `awaited_s`, and tell of it."""
+        """Apply a cut that was waited for `awaited_s`, and write its lines."""
         started = time.monotonic()
         self._next_cut_s = started + self._trigger_s
         replayed = cut.end_ts <= self._applier.applied_ts
@@ -385,18 +391,18 @@ class Job:
         if not replayed and (
             again := {item.table: item.replaced for item in record.tables if item.replaced}
         ):
-            self._say({"replaced": again})
+            self._write({"replaced": again})
         if altered := self._applier.take_altered():
-            self._say({"altered": altered})
+            self._write({"altered": altered})
         checkpoint_ts = self._applier.acknowledge()
         self._reporter.applied(record.end_ts)
         seconds = time.monotonic() - started
-        self._report(record, cut.batch, rows, seconds=seconds, checkpoint_ts=checkpoint_ts)
-        self._say_progress(cut, record.end_ts, awaited_s, seconds)
+        self._write_cut(record, cut.batch, rows, seconds=seconds, checkpoint_ts=checkpoint_ts)
+        self._write_progress(cut, record.end_ts, awaited_s, seconds)
         if (health := self._maintenance.maintain()) is not None:
-            self._say({"maintenance": health})
+            self._write({"maintenance": health})
 
-    def _report(
+    def _write_cut(
         self,
         record: CutRecord,
         batch: int,
@@ -405,7 +411,7 @@ class Job:
         seconds: float,
         checkpoint_ts: int,
     ) -> None:
-        self._say(
+        self._write(
             {
                 "batch": batch,
                 "start_ts": record.start_ts,
@@ -419,23 +425,23 @@ class Job:
         if self._arguments.until_ts is not None and record.end_ts >= self._arguments.until_ts:
             self.stop()
 
-    def _say_progress(self, cut: Cut, end_ts: int, awaited_s: float, seconds: float) -> None:
+    def _write_progress(self, cut: Cut, end_ts: int, awaited_s: float, seconds: float) -> None:
         steps = {
             "latestOffset": awaited_s,
             "addBatch": seconds,
             "triggerExecution": awaited_s + seconds,
         }
         line = document(cut.batch, end_ts, self._applier.resolved_ts, time.time(), steps)
-        self._say({"progress": line})
+        self._write({"progress": line})
 
-    def _say(self, line: dict[str, Any]) -> None:
-        with self._saying:
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._writing:
             write_line(self._out, line)
 
 
 def _query_failure(failed: BaseException | None) -> SourceError:
-    """What ended the query outside of our own code: its source, by a code in Spark's text,
-    or Spark itself.
+    """The error of a query that ended outside of our code: of its source, whose code is in Spark's
+    text, or of Spark itself.
     """
     if failed is not None:
         error = named(failed)
@@ -486,12 +492,13 @@ def _follow_parent() -> None:
     os._exit(EXIT_ERROR)
 
 
-def run_to_the_end(argv: Sequence[str]) -> int:
-    """`main`, whose exit code says whether something may be under way in a JVM of several jobs:
-    a SIGTERM ends it between its steps, and nothing ends it before it has said that code.
+def run_until_exit(argv: Sequence[str]) -> int:
+    """Run `main` so that its exit code is reliable, by which `spark keep` tells whether a write may
+    still be under way in the JVM that several jobs share: SIGTERM ends the job between its steps
+    only, and not while Python exits.
     """
     if is_attached():
-        signal.signal(signal.SIGTERM, lambda *_: _asked_to_end.set())
+        signal.signal(signal.SIGTERM, lambda *_: _end_requested.set())
     status = main(argv)
     # Python takes its handlers down before it ends. A SIGTERM then would make a job that has ended
     # look like one that was killed in a write, for which `spark keep` ends the application of all.
@@ -503,4 +510,4 @@ if __name__ == "__main__":
     sys.path[:] = [
         entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).parent
     ]
-    sys.exit(run_to_the_end(sys.argv[1:]))
+    sys.exit(run_until_exit(sys.argv[1:]))

@@ -28,7 +28,10 @@ from pyspark_tidemark.query_schema import (
     without_commit_time,
 )
 
-_APART = "a batch has one set of columns: read up to it and from it on apart (endTs, startTs)"
+_SPLIT_HINT = (
+    "a batch has one set of columns: read the range up to the change (endTs) and the range after it "
+    "(startTs) by two queries"
+)
 META = ("_op", "_commit_ts", "_start_ts", "_seq")
 ENVELOPE_SCHEMA = pa.schema(
     [
@@ -91,20 +94,20 @@ class BatchReader(DataSourceReader):
         partitions: list[InputPartition] = []
         for start, end, described in segments(changefeed.describe, start_ts, end_ts):
             if options.table is not None and not options.envelope:
-                check_schema(described, options.table, start, self._schema, hint=_APART)
-            partitions += planned(options, start, end, described)
+                check_schema(described, options.table, start, self._schema, hint=_SPLIT_HINT)
+            partitions += plan_partitions(options, start, end, described)
         return partitions
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Runs on executors."""
-        return batches(self._options, partition)
+        return read_batches(self._options, partition)
 
 
-def planned(
+def plan_partitions(
     options: Options, start_ts: int, end_ts: int, described: ChangefeedMeta
 ) -> list[InputPartition]:
-    """The partitions of `(start_ts, end_ts]`, which no schema change lies inside of;
-    `described` is in force in it.
+    """The partitions of `(start_ts, end_ts]`, a range without a schema change inside; `described`
+    has the tables of its rows.
     """
     if end_ts <= start_ts:
         return []
@@ -112,7 +115,7 @@ def planned(
     slices = Changefeed(options).plan(start_ts, end_ts, names) if names else []
     parts = [Part(part, described.tables[part.table].key) for part in slices]
     partitions: list[InputPartition] = [
-        SlicePartition(some) for some in packed(parts, options.slice_bytes)
+        SlicePartition(some) for some in packed_slices(parts, options.slice_bytes)
     ]
     if options.envelope:
         for ddl in described.ddls:
@@ -122,8 +125,8 @@ def planned(
     return partitions
 
 
-def packed(parts: Iterable[Part], limit_bytes: int) -> Iterator[tuple[Part, ...]]:
-    """Neighbours together, up to `limit_bytes`: a task costs more than a small slice."""
+def packed_slices(parts: Iterable[Part], limit_bytes: int) -> Iterator[tuple[Part, ...]]:
+    """Neighbouring slices together, up to `limit_bytes`: a task costs more than a small slice."""
     waiting: list[Part] = []
     size = 0
     for part in parts:
@@ -136,15 +139,13 @@ def packed(parts: Iterable[Part], limit_bytes: int) -> Iterator[tuple[Part, ...]
         yield tuple(waiting)
 
 
-def batches(options: Options, partition: InputPartition | None) -> Iterator[Any]:
-    """The record batches of a partition; Spark asks with None when there are no partitions at
-    all.
-    """
-    for batch in _batches(options, partition):
-        yield timed(batch) if options.commit_time else batch
+def read_batches(options: Options, partition: InputPartition | None) -> Iterator[Any]:
+    """The record batches of a partition; Spark calls it with None if there are no partitions."""
+    for batch in _read_batches(options, partition):
+        yield with_commit_time(batch) if options.commit_time else batch
 
 
-def timed(batch: Any) -> Any:
+def with_commit_time(batch: Any) -> Any:
     """The batch with `_commit_time`: a TSO's milliseconds, in UTC."""
     commit_ts = batch["_commit_ts"]
     time = pc.shift_right(commit_ts, pa.scalar(LOGICAL_BITS, pa.int64()))
@@ -155,17 +156,17 @@ def timed(batch: Any) -> Any:
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _batches(options: Options, partition: InputPartition | None) -> Iterator[Any]:
+def _read_batches(options: Options, partition: InputPartition | None) -> Iterator[Any]:
     if isinstance(partition, DdlPartition):
         yield ddl_rows(partition.ddl, partition.tables)
     if isinstance(partition, SlicePartition):
         changefeed = Changefeed(options)
         for part in partition.parts:
             for batch in changefeed.read(part.slice):
-                yield enveloped(batch, part.slice.table, part.key) if options.envelope else batch
+                yield in_envelope(batch, part.slice.table, part.key) if options.envelope else batch
 
 
-def enveloped(rows: Any, table: str, key: Sequence[str]) -> Any:
+def in_envelope(rows: Any, table: str, key: Sequence[str]) -> Any:
     """Mounted rows of one table in the envelope; a table without a key has null keys."""
     names = [name for name in rows.schema.names if name not in (*META, BEFORE)]
     row = objects(names, [rows[name] for name in names])
@@ -185,7 +186,7 @@ def enveloped(rows: Any, table: str, key: Sequence[str]) -> Any:
 def ddl_rows(ddl: Ddl, tables: Sequence[str]) -> Any:
     """A schema change, a row for each of `tables`."""
     after = [
-        json.dumps({"query": ddl.query} | dict(_deeds(ddl, name)), ensure_ascii=False)
+        json.dumps({"query": ddl.query} | dict(_effects(ddl, name)), ensure_ascii=False)
         for name in tables
     ]
     count = len(tables)
@@ -204,10 +205,11 @@ def ddl_rows(ddl: Ddl, tables: Sequence[str]) -> Any:
     return pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE_SCHEMA)
 
 
-def _deeds(ddl: Ddl, name: str) -> Iterator[tuple[str, Any]]:
-    for deed in ("dropped", "truncated"):
-        if name in getattr(ddl, deed):
-            yield deed, True
+def _effects(ddl: Ddl, name: str) -> Iterator[tuple[str, Any]]:
+    """What a DDL did to a table, as members of the envelope's `after`."""
+    for effect in ("dropped", "truncated"):
+        if name in getattr(ddl, effect):
+            yield effect, True
     for old, new in ddl.renamed:
         if name in (old, new):
             yield ("renamed_to", new) if name == old else ("renamed_from", old)

@@ -6,8 +6,9 @@ checkpoint was moved back. Invariants:
 1. The same (start, end) always gives the same rows; Spark replays what its log has and its commits
    lack.
 2. Offsets never go back, and never pass endTs.
-3. What Spark asks the next offset of is committed: its sink and its commit log are done. Spark's
-   own `commit` says so one batch later, and not at all before an idle time.
+3. When Spark asks for the offset after `start`, everything up to `start` is committed, in its sink
+   and in its commit log. Its own call of `commit` comes one batch later, and before an idle time
+   not at all.
 """
 
 import time
@@ -22,7 +23,7 @@ from pyspark_tidemark.errors import MOVED_BACK, SourceError
 from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed, ChangefeedMeta, Known
 from pyspark_tidemark.options import Options
 from pyspark_tidemark.query_schema import check_schema, check_truncated, without_commit_time
-from pyspark_tidemark.reader import batches, planned
+from pyspark_tidemark.reader import plan_partitions, read_batches
 
 # Spark has admission control from 4.2 on. Before that nothing asks for a limit or sets one, and
 # `latestOffset` is called without arguments: the stand-ins only let the classes below be defined.
@@ -87,7 +88,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         checkpoint_ts, start_ts = self._changefeed.describe().checkpoint_ts, self._options.start_ts
         if start_ts is not None and start_ts < checkpoint_ts:
-            self._see_that_kept(start_ts, checkpoint_ts)
+            self._check_kept(start_ts, checkpoint_ts)
         self._position = checkpoint_ts if start_ts is None else start_ts
         return self._offset(self._position)
 
@@ -109,14 +110,16 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # checkpoint could end below that, so there is none.
         if position is None:
             return self._offset(
-                self._capped(self._changefeed.latest(self._changefeed.describe().checkpoint_ts))
+                self._up_to_target(
+                    self._changefeed.latest(self._changefeed.describe().checkpoint_ts)
+                )
             )
-        # Spark asks from `start` on when everything below is committed: invariant 3.
+        # Everything up to `start` is committed (invariant 3).
         if start is not None:
             self._acknowledge(position)
-        end_ts = max(position, self._capped(self._next_end(position, limit)))
+        end_ts = max(position, self._up_to_target(self._next_end(position, limit)))
         if end_ts > position:
-            self._pass(position)
+            self._check_readable(position)
         return self._offset(end_ts)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
@@ -133,7 +136,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query at what is resolved now."""
-        self._target = self._capped(self._changefeed.describe().resolved_ts)
+        self._target = self._up_to_target(self._changefeed.describe().resolved_ts)
 
     def commit(self, end: Offset) -> None:
         """Acknowledge; Spark calls this one batch late."""
@@ -145,7 +148,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wait_ms = self._options.poll_ms
         return self._changefeed.latest(position, max_rows=rows, max_bytes=size, wait_ms=wait_ms)
 
-    def _pass(self, position: int) -> None:
+    def _check_readable(self, position: int) -> None:
         """Check that rows above `position` may be read by this query."""
 
     def _acknowledge(self, ts: int) -> None:
@@ -156,16 +159,16 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.ack or ts < self._acked:
             return
         if ts > self._acked:
-            for name in self._acknowledged():
+            for name in self._tables_to_acknowledge():
                 self._changefeed.ack(ts, name)
         elif now_s >= self._ack_again_at:
-            for name in self._acknowledged():
+            for name in self._tables_to_acknowledge():
                 self._changefeed.ack_again(ts, name)
         else:
             return
         self._acked, self._ack_again_at = ts, now_s + ACK_AGAIN_S
 
-    def _acknowledged(self) -> Iterable[str | None]:
+    def _tables_to_acknowledge(self) -> Iterable[str | None]:
         """The tables that are acknowledged; None: what the options choose, at once."""
         return (None,)
 
@@ -174,7 +177,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None, None
         return self._options.max_rows, self._options.max_bytes
 
-    def _see_that_kept(self, start_ts: int, checkpoint_ts: int) -> None:
+    def _check_kept(self, start_ts: int, checkpoint_ts: int) -> None:
+        """Check that the captures still keep the changes above `start_ts`."""
         try:
             self._changefeed.plan(
                 start_ts, start_ts, None if self._options.table is None else [self._options.table]
@@ -190,14 +194,14 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 err.code, f"{err.message}; is the query's own checkpoint gone? Then {advice}"
             ) from None
 
-    def _capped(self, ts: int) -> int:
+    def _up_to_target(self, ts: int) -> int:
         return ts if self._target is None else min(ts, self._target)
 
     def _offset(self, ts: int) -> Offset:
         return {"ts": ts, "changefeed": self._options.changefeed}
 
     def _ts(self, offset: Offset) -> int:
-        """The position.
+        """The ts of an offset.
 
         Raises:
             SourceError: ErrCheckpointForeign, of another changefeed; ErrChangefeedMovedBack.
@@ -240,12 +244,12 @@ class RowStreamReader(_StreamReader):
         start_ts, end_ts = self._range(start, end)
         if end_ts == start_ts:
             return []
-        self._pass(start_ts)
-        return planned(self._options, start_ts, end_ts, self._in_force(start_ts))
+        self._check_readable(start_ts)
+        return plan_partitions(self._options, start_ts, end_ts, self._describe_at(start_ts))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Runs on executors."""
-        return batches(self._options, partition)
+        return read_batches(self._options, partition)
 
     def _offset(self, ts: int) -> Offset:
         epoch = self._changefeed.epoch
@@ -263,11 +267,11 @@ class RowStreamReader(_StreamReader):
             )
         return ts
 
-    def _pass(self, position: int) -> None:
+    def _check_readable(self, position: int) -> None:
         table = self._options.table
         if table is None or self._options.envelope:
             return
-        described = self._in_force(position)
+        described = self._describe_at(position)
         if self._first_position is None:
             self._first_position = position
         try:
@@ -280,17 +284,18 @@ class RowStreamReader(_StreamReader):
             self._acknowledge(position)
             raise
 
-    def _in_force(self, ts: int) -> ChangefeedMeta:
+    def _describe_at(self, ts: int) -> ChangefeedMeta:
+        """The changefeed with the tables of rows above `ts`."""
         if self._described is None or self._described[0] != ts:
             self._described = ts, self._changefeed.describe(ts)
         return self._described[1]
 
-    def _acknowledged(self) -> Iterable[str | None]:
+    def _tables_to_acknowledge(self) -> Iterable[str | None]:
         """Only what the options choose: somebody else may read the other tables. A reader with a
         name has a position of its own: whatever it leaves out, it does not need.
         """
         if self._options.table is not None or self._options.reader:
-            return super()._acknowledged()
+            return super()._tables_to_acknowledge()
         return filter(self._options.chooses, self._changefeed.describe().tables)
 
 
@@ -305,7 +310,7 @@ class CutPartition(InputPartition):
 
 class CutStreamReader(_StreamReader):
     """Cuts over all tables of a changefeed: a query over them decides itself what to read of each
-    cut. It may have gone on beyond the cuts that it was given, as the lake job does.
+    cut. It may have applied further cuts than those that it was given, as the lake job does.
     """
 
     def _next_end(self, position: int, limit: ReadLimit | None) -> int:
@@ -314,18 +319,18 @@ class CutStreamReader(_StreamReader):
         except SourceError as err:
             if err.code != "ErrRangeCleaned":
                 raise
-        # Whoever has not gone on finds out when it asks for what is in the cut.
+        # A job that has not applied more cuts on its own gets the error when it plans the cut.
         return super()._next_end(self._changefeed.describe().checkpoint_ts, limit)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The one row `(start_ts, end_ts)`."""
         if self._ts(end) < self._ts(start) == self._options.start_ts:
-            # Spark gives its first batch again to a query that now begins beyond it.
+            # Spark replays its first batch to a query whose `startTs` now lies beyond it.
             start = end
         return [CutPartition(*self._range(start, end))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Runs on executors; asks nobody."""
+        """Runs on executors, without a call to a capture."""
         if isinstance(partition, CutPartition):
             yield pa.RecordBatch.from_arrays(
                 [[partition.start_ts], [partition.end_ts]], schema=CUT_SCHEMA

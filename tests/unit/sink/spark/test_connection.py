@@ -27,7 +27,7 @@ def test_an_unavailable_capture_is_replaced_by_the_next():
 
 
 def test_whoever_answered_last_is_asked_first(monkeypatch):
-    monkeypatch.setattr(connection, "_answered", {})
+    monkeypatch.setattr(connection, "_last_answered", {})
     asked, dead = [], {"a"}
 
     def ask(uri):
@@ -129,7 +129,7 @@ def test_a_token_file_that_is_being_replaced_gives_the_token_that_it_had(tmp_pat
     ids=["let in before", "never let in", "without a token"],
 )
 def test_who_was_let_in_by_a_token_waits_for_the_new_one(monkeypatch, token_file, answers, waits):
-    monkeypatch.setattr(connection, "_let_in", set())
+    monkeypatch.setattr(connection, "_authenticated", set())
     credentials = Credentials(token_file=token_file)
     pauses = []
 

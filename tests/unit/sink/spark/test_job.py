@@ -41,7 +41,7 @@ class Query:
 def job_with(monkeypatch, query):
     reporter = SimpleNamespace(failure=None)
     job = Job(SimpleNamespace(until_ts=None, trigger=""), None, None, reporter, io.StringIO())
-    monkeypatch.setattr(job, "_started", lambda spark, start_ts: query)
+    monkeypatch.setattr(job, "_start_query", lambda spark, start_ts: query)
     return job
 
 
@@ -193,7 +193,7 @@ def test_captures_that_cannot_be_asked_for_the_next_cut_end_the_job(monkeypatch)
             job._apply(None, 0, (10, 20))
         return query
 
-    monkeypatch.setattr(job, "_started", started)
+    monkeypatch.setattr(job, "_start_query", started)
     with pytest.raises(SourceError, match="ErrNoCapture"):
         job.run(SPARK, 0)
     assert lake.ranges == [(10, 20)]
@@ -223,7 +223,7 @@ def test_a_job_of_a_paused_changefeed_ends_its_batch_without_waiting_for_the_cap
     lake = PausedLake()
     lake.job = job = job_of(lake)
     query = Query(1 << 30)
-    monkeypatch.setattr(job, "_started", lambda *_: job._apply(None, 0, (10, 20)) or query)
+    monkeypatch.setattr(job, "_start_query", lambda *_: job._apply(None, 0, (10, 20)) or query)
     job.run(SPARK, 0)
     assert lake.acknowledged == [20]
     assert query.stopped
@@ -239,7 +239,7 @@ def test_a_job_that_is_told_to_stop_while_captures_are_away_ends_well_amid_its_c
             job._apply(None, 0, (10, 20))
         return query
 
-    monkeypatch.setattr(job, "_started", started)
+    monkeypatch.setattr(job, "_start_query", started)
     job.run(SPARK, 0)
     assert query.stopped
 
@@ -266,7 +266,7 @@ class Ends:
 job.main = lambda argv: 75
 job.ends = Ends()
 signal.signal(signal.SIGTERM, lambda number, frame: None)
-sys.exit(job.run_to_the_end([]))
+sys.exit(job.run_until_exit([]))
 """
 
 
@@ -281,10 +281,10 @@ from pyspark_tidemark import job
 
 def main(argv):
     os.kill(os.getpid(), signal.SIGTERM)
-    return 0 if job._asked_to_end.is_set() else 1
+    return 0 if job._end_requested.is_set() else 1
 
 job.main = main
-sys.exit(job.run_to_the_end([]))
+sys.exit(job.run_until_exit([]))
 """
 
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, SliceEndpoint
 from pyspark_tidemark.options import parse
-from pyspark_tidemark.reader import Part, packed, timed
+from pyspark_tidemark.reader import Part, packed_slices, with_commit_time
 from pyspark_tidemark.stream import CutStreamReader
 
 
 @given(st.lists(st.integers(0, 100)), st.integers(1, 150))
 def test_packing_keeps_the_order_and_the_limit(sizes, limit):
     parts = [Part(SliceEndpoint(str(at), (), b"", 1, size), ()) for at, size in enumerate(sizes)]
-    found = list(packed(parts, limit))
+    found = list(packed_slices(parts, limit))
     assert [part for some in found for part in some] == parts
     for some in found:
         assert len(some) == 1 or sum(part.slice.size_bytes for part in some) <= limit
@@ -28,10 +28,10 @@ def test_the_time_of_a_commit_is_its_tso_s_milliseconds_in_utc():
     at = datetime(2026, 11, 26, 12, 30, 1, 250_000, UTC)
     ts = int(at.timestamp() * 1000) << 18 | 77
     batch = pa.RecordBatch.from_pydict({"_op": ["insert"], "_commit_ts": [ts], "v": [1]})
-    assert timed(batch).to_pylist() == [
+    assert with_commit_time(batch).to_pylist() == [
         {"_op": "insert", "_commit_ts": ts, "_commit_time": at, "v": 1}
     ]
-    assert timed(batch.slice(0, 0)).num_rows == 0
+    assert with_commit_time(batch.slice(0, 0)).num_rows == 0
 
 
 @pytest.mark.parametrize("code", ["ErrRangeCleaned", "ErrNoCapture"])

@@ -2,7 +2,7 @@ import json
 
 import pyarrow as pa
 from pyspark_tidemark.flight import Ddl
-from pyspark_tidemark.reader import ENVELOPE_SCHEMA, ddl_rows, enveloped
+from pyspark_tidemark.reader import ENVELOPE_SCHEMA, ddl_rows, in_envelope
 
 META = [
     ("_op", pa.string()),
@@ -32,7 +32,7 @@ def images(batch, name):
 
 
 def test_deletes_have_a_before_the_others_an_after():
-    batch = enveloped(mounted(before=False), "shop.t", ("id",))
+    batch = in_envelope(mounted(before=False), "shop.t", ("id",))
     assert batch.schema == ENVELOPE_SCHEMA
     assert batch["_table"].to_pylist() == ["shop.t"] * 3
     assert images(batch, "key") == [{"id": 1}] * 3
@@ -41,7 +41,7 @@ def test_deletes_have_a_before_the_others_an_after():
 
 
 def test_with_before_images_updates_have_both():
-    batch = enveloped(mounted(before=True), "shop.t", ())
+    batch = in_envelope(mounted(before=True), "shop.t", ())
     assert images(batch, "before") == [None, {"id": 1, "name": "a"}, {"id": 1, "name": "b"}]
     assert batch["key"].to_pylist() == [None] * 3
 
