@@ -1,7 +1,7 @@
 """The lake as its readers see it: `python -m server.demo.lake_reader URI CHANGEFEED SINCE_TS OUT`.
 
 Writes each table as of the newest cut to `OUT/<table>.arrow`, and prints one JSON document: the
-newest cut, the total balance in every cut that can be read, and how long transfers after SINCE_TS
+newest cut, the total balance in cuts spread over the run, and how long transfers after SINCE_TS
 took to become visible. It is a process of its own, and knows the lake only by its manifest and its
 tables, as any reader would. Spark reads a lake in files; a database is read in one snapshot, and
 shows its newest cut only.
@@ -50,6 +50,12 @@ _SCHEMAS = {
 }
 """The columns of the demo's tables in a database."""
 _META = ("_op", "_commit_ts", "_start_ts", "_seq")
+_CUTS_READ = 12
+"""Cuts whose balance is summed: Spark plans and reads each as a table of its own, for a second or
+two, so that all the cuts of a minute would take longer than the run itself.
+"""
+_CUTS_A_JOB = 6
+"""Tables that Spark reads in one job; each of its tasks gets the plan of all of them."""
 
 
 class Reader(ABC):
@@ -63,7 +69,9 @@ class Reader(ABC):
 
     @abstractmethod
     def totals(self, since_ts: int) -> list[int]:
-        """The total balance in every cut after `since_ts` that has accounts and can be read."""
+        """The total balance in cuts after `since_ts` that have accounts and can be read: at most
+        `_CUTS_READ`, spread evenly, with the first and the last.
+        """
 
     def latencies_s(self, transfers: pa.Table, since_ts: int) -> list[float]:
         """Seconds from the commit of each transfer after `since_ts` to the moment its cut was
@@ -137,29 +145,35 @@ class FileReader(Reader):
             for cut, version in zip(self.cuts, self._versions(ACCOUNTS_NAME), strict=True)
             if cut.end_ts >= since_ts and version >= 0
         ]
-        # Cuts that did not change the accounts show the version of the cut before, which is summed
-        # once.
-        totals = self._totals_of(list(dict.fromkeys(shown)))
-        return [totals[version] for version in shown]
+        # A cut that did not change the accounts shows the version of the cut before.
+        versions = _spread(list(dict.fromkeys(shown)), _CUTS_READ)
+        totals: list[int] = []
+        for start in range(0, len(versions), _CUTS_A_JOB):
+            totals += self._totals_of(versions[start : start + _CUTS_A_JOB])
+        return totals
 
-    def _totals_of(self, versions: Sequence[int]) -> dict[int, int]:
+    def _totals_of(self, versions: Sequence[int]) -> list[int]:
         """The total balance at each version."""
         tables = [self._read(ACCOUNTS_NAME, version) for version in versions]
-        if not tables or "_op" in tables[0].columns:
+        if "_op" in tables[0].columns:
             # The rows of a changelog are not known before its changes are put together.
-            return {
-                version: pc.sum(_rows_of(table)["balance"]).as_py() or 0
-                for version, table in zip(versions, tables, strict=True)
-            }
+            return [pc.sum(_rows_of(table)["balance"]).as_py() or 0 for table in tables]
         sums = [
             table.selectExpr(f"{version}L AS version", "balance")
             for version, table in zip(versions, tables, strict=True)
         ]
         # One job: each of its own would cost more than the sums themselves.
         summed = functools.reduce(type(sums[0]).unionAll, sums).groupBy("version").sum("balance")
-        return dict.fromkeys(versions, 0) | {
-            row["version"]: row["sum(balance)"] for row in summed.collect()
-        }
+        by_version = {row["version"]: row["sum(balance)"] for row in summed.collect()}
+        return [by_version.get(version, 0) for version in versions]
+
+
+def _spread(versions: Sequence[int], most: int) -> list[int]:
+    """At most `most` of `versions`, evenly spread, with the first and the last."""
+    if len(versions) <= most:
+        return list(versions)
+    step = (len(versions) - 1) / (most - 1)
+    return [versions[round(position * step)] for position in range(most)]
 
 
 def _spark(uri: SinkUri, out: Path) -> Any:

@@ -70,7 +70,7 @@ class DemoConfig:
         "delta or iceberg (tables of rows), parquet (a changelog), or a PostgreSQL database of "
         "yours, as postgresql://user@host:5432/database?password-file=/path",
     )
-    transactions: int = setting(2000, "transfers to make")
+    transactions: int = setting(1000, "transfers to make")
     rate: int = setting(
         40, "transfers a second at most, all tellers together; 0: as fast as they can"
     )
@@ -411,7 +411,7 @@ def summary(proof: Proof, tally: Tally, job: Applied, client: str) -> str:
         ("cut compared", f"{proof.cut_ts}"),
         (
             "bank total",
-            f"{proof.expected_total} in {proof.balanced_cuts} of {len(proof.totals)} cuts",
+            f"{proof.expected_total} in {proof.balanced_cuts} of {len(proof.totals)} cuts read",
         ),
         ("lake = store", f"{verdict}{''.join(f'; {line}' for line in proof.differences[:5])}"),
     ]
