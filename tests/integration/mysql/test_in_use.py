@@ -178,6 +178,7 @@ CASES: Final[Mapping[str, Case]] = {
     "away_and_back": Case(["RENAME TABLE t TO {away}.tt1","UPDATE {away}.tt1 SET v=5","ALTER TABLE {away}.tt1 ADD q INT DEFAULT 9","RENAME TABLE {away}.tt1 TO t",LATER], read_again=["t"]),
     "comment_forms": Case(["ALTER/*c*/TABLE/*!*/t/*! ADD x INT DEFAULT 3*/","ALTER TABLE t /*M!100000 ADD y INT DEFAULT 4 */","ALTER TABLE t /*M!999999 DROP y, */ ADD z INT DEFAULT 5","ALTER TABLE t /*!999999 DROP z, */ ADD z2 INT DEFAULT 6","ALTER TABLE t ADD k INT DEFAULT 1 -- DROP v\n, ADD l INT DEFAULT 2 # tail",LATER]),
     "weird_ws": Case(["\tALTER\n\rTABLE\f`t`\vADD\n`x y` INT\nDEFAULT\n3","ALTER TABLE t ADD `a``b` INT DEFAULT 4, ADD `select` INT DEFAULT 5, ADD `ALTER TABLE t DROP v` INT DEFAULT 6",LATER]),
+    "convert_members": Case(["SET sql_mode=''", "ALTER TABLE m CONVERT TO CHARACTER SET latin1"], ["CREATE TABLE m (id INT PRIMARY KEY, e ENUM('x','é'), s SET('ö','w')) CHARSET utf8mb4"], ["INSERT INTO m VALUES (1, 'é', 'ö'), (2, 'x', 'w')"], ["m"]),
     "convert_key": Case(["ALTER TABLE k CONVERT TO CHARACTER SET latin1","INSERT INTO k VALUES ('ü',3)","ALTER TABLE k MODIFY s VARCHAR(10) COLLATE latin1_bin","INSERT INTO k VALUES ('A',4)"],["CREATE TABLE k (s VARCHAR(10) CHARACTER SET utf8mb4 PRIMARY KEY, v INT)"],["INSERT INTO k VALUES ('é',1),('a',2)"], read_again=["k"]),
 }  # fmt: skip
 """What was once wrong in silence, stopped a changefeed for no reason, or easily might."""

@@ -54,10 +54,12 @@ from server.puller.mysql.ddl.tree import (
     Spec,
     Versioning,
 )
-from storage.mysql.charset import BINARY
+from storage.mysql.charset import BINARY, UTF8
 from storage.mysql.schema import STRINGS, Column, Index, Table, Type
 
 _TEXTS: Final = STRINGS | {Type.ENUM, Type.SET}
+_OTHER_THAN_ASCII: Final = frozenset({"ucs2", "utf16", "utf16le", "utf32", "swe7"})
+"""Character sets in which ASCII's characters are other bytes."""
 _WORD: Final = re.compile(r"[\w$]+")
 
 
@@ -80,6 +82,13 @@ class Tracked:
     """Why its rows must be read again."""
     faults: tuple[str, ...] = ()
     """Why it can no longer be replicated."""
+
+
+def _same_bytes(column: Column, charset: str) -> bool:
+    """Whether the members of an ENUM or SET are the same bytes in another character set."""
+    charsets = {column.charset, charset}
+    is_ascii = all(map(str.isascii, column.elems)) and charsets.isdisjoint(_OTHER_THAN_ASCII)
+    return len(charsets) == 1 or charsets <= UTF8 - {"ascii"} or is_ascii
 
 
 def created(tree: CreateTable, table_id: int, first_column_id: int, context: Context) -> Tracked:
@@ -338,6 +347,9 @@ class _Alter:
             raise LostError("the table's collation is not known")
         old, new = character_bytes(column.collation), character_bytes(self._usual)
         converted = replace(column, collation=self._usual)
+        if column.elems and not _same_bytes(column, converted.charset):
+            # A MariaDB keeps their bytes, which are other characters then, or none.
+            raise LostError(f"the server says what the members of column {column.name} become")
         if column.type is Type.VARCHAR:
             kind, meta = varying(column.meta // old * new)
             converted = replace(converted, type=kind, meta=meta)

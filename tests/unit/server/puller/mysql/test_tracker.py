@@ -29,8 +29,9 @@ COLLATIONS = Collations(
         "latin1_swedish_ci": 8,
         "latin1_bin": 47,
         "utf8mb3_general_ci": 33,
+        "ucs2_general_ci": 35,
     },
-    {"utf8mb4": 45, "latin1": 8, "utf8mb3": 33},
+    {"utf8mb4": 45, "latin1": 8, "utf8mb3": 33, "ucs2": 35},
 )
 
 
@@ -353,6 +354,25 @@ def test_a_text_that_is_converted_and_becomes_too_long_is_a_mediumtext() -> None
 def test_ignore_takes_rows_away(statement: str) -> None:
     columns = "id INT PRIMARY KEY, c VARCHAR(9) UNIQUE, CHECK (id > 5)"
     assert after(columns, f"ALTER IGNORE TABLE t {statement}").unclear
+
+
+@pytest.mark.parametrize(
+    ("column", "charset", "lost"),
+    [
+        ("e ENUM('x','é')", "latin1", True),
+        ("s SET('x','é') CHARSET latin1", "utf8mb4", True),
+        ("s SET('x','é') CHARSET latin1", "latin1", False),
+        ("e ENUM('x','é') CHARSET utf8mb3", "utf8mb4", False),
+        ("e ENUM('x','y')", "latin1", False),
+        ("e ENUM('x','y') CHARSET ucs2", "utf8mb4", True),
+    ],
+)
+def test_members_that_are_other_bytes_in_another_character_set_are_lost(
+    column: str, charset: str, lost: bool
+) -> None:
+    """Seen on MariaDB 10.11 and 11.8: they keep their bytes."""
+    with pytest.raises(LostError, match="members") if lost else contextlib.nullcontext():
+        after(column, f"ALTER TABLE t CONVERT TO CHARACTER SET {charset}")
 
 
 @pytest.mark.parametrize(
