@@ -94,6 +94,23 @@ def test_damaged_rows_are_an_error_of_ours_or_other_rows(
         read_changes(log, found, Plan.of(found.table.to_table(1)), np.full(len(log), 9, np.uint64))
 
 
+@pytest.mark.parametrize(
+    ("kind", "second"), [(EventType.WRITE_ROWS_V1, 0), (EventType.UPDATE_ROWS_V1, 1)]
+)
+def test_images_that_lack_columns_are_refused_with_their_names(
+    kind: EventType, second: int
+) -> None:
+    """MariaDB 11.8 leaves generated columns out of UPDATE, and does not say so."""
+    columns = [(LONG, 0), (VARCHAR, 20), *[(LONG, 0)] * 7]
+    image: list[Cell] = [struct.pack("<I", 1), b"x", *[struct.pack("<I", 2)] * 7]
+    body = bytearray(rows(kind, 7, columns, [image] * (1 + second)))
+    body[9 + 2 * second : 11 + 2 * second] = b"\xfd\xfe"
+    log = events([event(19, table_map(7, "t", columns)), event(kind, bytes(body))])
+    (found,) = TableMaps(mariadb=True).group(log)
+    with pytest.raises(RowImageError, match="without c1, c8: SET GLOBAL"):
+        find_images(log, found, Plan.of(found.table.to_table(1)).shape)
+
+
 COLUMNS = [(LONG, 0), (VARCHAR, 20)]
 STEPS = st.lists(
     st.tuples(st.sampled_from("iud"), st.integers(0, 3), st.integers(0, 3)), max_size=12
