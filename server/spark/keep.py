@@ -182,6 +182,7 @@ class LakeJobSupervisor:
         # below: it finishes the cut it is at before the next one begins there.
         for changefeed in (self._jobs.keys() - sink_uris.keys()) | resumed | updated:
             self._ended.pop(changefeed, None)
+            del self._targets[changefeed]
             await self._jobs.pop(changefeed).drain()
             await self._application.close_gateway(changefeed)
         new = sink_uris.keys() - self._jobs.keys()

@@ -43,6 +43,7 @@ from pyspark_tidemark.lake.schema import (
     ENVELOPE,
     Policy,
     SchemaChange,
+    check_same_columns,
     difference,
     lake_schema,
     own_columns,
@@ -56,7 +57,7 @@ from pyspark_tidemark.lake.shards import (
     vanished,
 )
 from pyspark_tidemark.lake.soft_delete import MarkedTables
-from pyspark_tidemark.lake.target import ShardTarget, StatementTarget, Target
+from pyspark_tidemark.lake.target import ShardTarget, StatementTarget, Target, VersionedTarget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +192,8 @@ class Barrier:
         if position is None:
             return table
         actual = self._identified(self._target.schema(table), before)
+        if self._policy.evolution != IGNORE and isinstance(self._target, VersionedTarget):
+            check_same_columns(table, actual)
         table = never_narrower(table, actual)
         expected = self._target.storable(lake_schema(table, self._policy.mode))
         change = difference(actual, with_column_ids(expected, table.column_ids))

@@ -9,7 +9,12 @@ memory and Spark's own processes.
 from typing import Final
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    NumberFormatException,
+    ParseException,
+)
 
 from pyspark_tidemark.errors import MOVED_BACK, SourceError, from_text
 from pyspark_tidemark.lake.files import RESTORE
@@ -86,6 +91,12 @@ def named(err: BaseException) -> SourceError:
         return error
     if isinstance(err, MemoryError):
         return SourceError("ErrJobMemory", f"the job has no memory left: {cause}", retryable=True)
+    if isinstance(err, NumberFormatException):
+        return SourceError(
+            "ErrTargetRefused",
+            f"a table's property, or a setting of Spark's, is no number ({cause}): correct it, then "
+            "start the job again",
+        )
     if isinstance(err, _REFUSED):
         return SourceError("ErrTargetRefused", f"Spark refuses: {cause}")
     if isinstance(err, _MISTAKES):

@@ -192,6 +192,25 @@ def difference(old: Any, new: Any) -> SchemaChange:
     )
 
 
+def check_same_columns(table: TableMeta, actual: Any) -> None:
+    """Check that the columns of a target's table, `actual`, are those that it was given: one that
+    somebody else dropped and added again has lost its values, and has no identity.
+
+    Raises:
+        SourceError: ErrTargetSchema.
+    """
+    ids = column_ids(actual)
+    others = [name for name in actual.names if ids and name in table.column_ids.keys() - ids.keys()]
+    if others:
+        raise SourceError(
+            "ErrTargetSchema",
+            f"{table.name} has columns of somebody else's under its own names "
+            f"({', '.join(others)}), and what it had there is gone: bring the table back as it was; "
+            "else create a new changefeed with a new target, or go on without those values by "
+            "--schema-evolution ignore",
+        )
+
+
 def _old_names(old: Any, new: Any) -> dict[str, str]:
     """For each column of `new` that `old` has, what `old` calls it."""
     old_ids, new_ids = column_ids(old), column_ids(new)

@@ -18,11 +18,12 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import ByTasks, Counted
 from pyspark_tidemark.lake.checksum import hexadecimal
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
+from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import DeletionVectors, pieces
 from pyspark_tidemark.lake.delta.log import commit_info, commit_on_disk, replayed
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.manifest import FileManifest
-from pyspark_tidemark.lake.schema import Policy
+from pyspark_tidemark.lake.schema import Policy, SchemaChange
 
 from tests.integration.lake.evolving import EvolvingFeed
 
@@ -157,6 +158,40 @@ def test_a_table_put_there_amid_is_refused_though_its_log_has_the_inodes_of_the_
 
     with pytest.raises(SourceError, match=r"ErrTargetForeign.*is not bank\.t, but bank\.u"):
         lake.keep(feed, *CUTS[:3], before_last=put_other)
+
+
+def test_columns_that_somebody_else_changes_amid_stop_the_job_by_name(tmp_path, feed, monkeypatch):
+    monkeypatch.setattr(
+        "pyspark_tidemark.lake.delta.tables.DeltaTables.check_continues", lambda *_: None
+    )
+    lake = Lake(tmp_path, "upsert")
+
+    def make_anew():
+        path, field = str(lake.place("bank.t")), pa.field("v", pa.string())
+        newest = replayed(path)
+        change = SchemaChange(dropped=("v",), added=(field,))
+        actions = evolved(newest.metadata, newest.protocol, change)
+        assert commit_on_disk(path, newest.version + 1, actions)
+
+    with pytest.raises(SourceError, match=r"ErrTargetSchema.*columns of bank\.t \(.*\bv\)"):
+        lake.keep(feed, *CUTS[:3], before_last=make_anew)
+
+
+def test_a_table_whose_cuts_delta_has_forgotten_is_told_from_somebody_elses(monkeypatch, tmp_path):
+    module, kept = "pyspark_tidemark.lake.delta.tables", {}
+    (tmp_path / "bank" / "t" / "_delta_log").mkdir(parents=True)
+    monkeypatch.setattr(f"{module}.DeltaTables.listing", lambda *_: None)
+    monkeypatch.setattr(
+        f"{module}.DeltaTables.snapshot", lambda *_: SimpleNamespace(version=lambda: 3)
+    )
+    monkeypatch.setattr(f"{module}.positions", lambda _: {})
+    monkeypatch.setattr(f"{module}.version_of", lambda _: (3, {"configuration": kept}, {}))
+    tables = Lake(tmp_path, "upsert").target()._tables
+    with pytest.raises(SourceError, match=r"ErrTargetForeign.*not by this changefeed"):
+        tables.position("bank.t")
+    kept["delta.setTransactionRetentionDuration"] = "interval 7 days"
+    with pytest.raises(SourceError, match=r"ErrTargetForeign.*7 days.*UNSET TBLPROPERTIES"):
+        tables.position("bank.t")
 
 
 def test_a_table_has_its_new_name_before_it_moves_and_may_have_all_it_ever_had(tmp_path, feed):

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, PySparkRuntimeError
+from pyspark.errors import AnalysisException, NumberFormatException, PySparkRuntimeError
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.failure import in_table, named
 
@@ -46,6 +46,7 @@ from pyspark_tidemark.lake.failure import in_table, named
             "ErrTargetRefused",
             False,
         ),
+        (NumberFormatException('For input string: "lots"'), "ErrTargetRefused", False),
         (OSError(5, "Input/output error"), "ErrQueryFailed", True),
         (ConnectionResetError(), "ErrQueryFailed", True),
         (OSError(28, "No space left on device"), "ErrTargetFull", True),

@@ -1,9 +1,15 @@
-"""Which files of an Iceberg table in a directory are made durable after a commit."""
+"""Which files of an Iceberg table in a directory are made durable after a commit, and what its
+properties of ours may say.
+"""
 
+import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.iceberg.catalog import COLUMN_IDS, NEWEST_CUT, recorded_as
 from pyspark_tidemark.lake.iceberg.java_catalog import settle
 
 COMMIT = "5b371155-cadb-43ae-b884-fc0797131c40"
@@ -61,3 +67,13 @@ def test_metadata_that_is_compressed(metadata, synced):
     (metadata / "v11.gz.metadata.json").touch()
     settle(metadata.parent, None)
     assert "v11.gz.metadata.json" in synced
+
+
+@pytest.mark.parametrize(
+    ("name", "parse", "text"), [(NEWEST_CUT, int, "x"), (COLUMN_IDS, json.loads, "{")]
+)
+def test_a_property_of_ours_that_somebody_else_has_changed_is_named(name, parse, text):
+    table = SimpleNamespace(name=lambda: "bank.t", properties=lambda: {name: text})
+    with pytest.raises(SourceError, match=rf"ErrTargetForeign.*bank\.t has the property {name} ="):
+        recorded_as(table, name, parse)
+    assert recorded_as(SimpleNamespace(properties=dict), name, parse) is None

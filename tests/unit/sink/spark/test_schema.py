@@ -1,12 +1,15 @@
 """Differences of schemas lead from one to the other, for any two of them."""
 
+from contextlib import nullcontext
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.column_metadata import column_ids, with_column_ids
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.schema import difference, fitted, widens
+from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake.schema import check_same_columns, difference, fitted, widens
 
 TYPES = st.sampled_from(
     [pa.int32(), pa.int64(), pa.string(), pa.decimal128(10, 2), pa.decimal128(12, 2), pa.float64()]
@@ -145,3 +148,14 @@ def test_another_table_of_the_name_gets_its_own_columns_where_no_widening_leads(
     change.require_possible("s.t")
     assert (change.dropped, change.widened) == (("z", "id"), (pa.field("n", pa.int64()),))
     assert [field.name for field in change.added] == ["j", "id"]
+
+
+@pytest.mark.parametrize(
+    ("there", "refused"), [({}, False), ({"id": 1, "v": 2}, False), ({"id": 1}, True)]
+)
+def test_a_column_without_identity_beside_others_is_somebody_elses(there, refused):
+    columns = pa.schema([("id", pa.int64()), ("v", pa.string()), ("_commit_ts", pa.int64())])
+    table = TableMeta("s.t", ("id",), columns, column_ids={"id": 1, "v": 2})
+    expected = pytest.raises(SourceError, match=r"ErrTargetSchema.*its own names \(v\)")
+    with expected if refused else nullcontext():
+        check_same_columns(table, with_column_ids(columns, there))

@@ -69,6 +69,8 @@ _ALTERED = "CHANGE COLUMNS"
 COMPACTED = "COMPACT"
 """What the history calls a version with the same rows in other files."""
 _COLUMN_ID = COLUMN_ID.decode()
+_KEEPS_POSITIONS = "delta.setTransactionRetentionDuration"
+"""How long Delta remembers the transactions of applications; for ever by default."""
 Actions = Sequence[Mapping[str, Any]]
 
 
@@ -233,12 +235,28 @@ class DeltaTables:
             settle(self.path(name), max(-1, self.version(name) - _UNSETTLED_MOST))
             self._positioned.add(name)
         if self._app_id not in by_app:
-            raise SourceError(
-                "ErrTargetForeign",
-                f"{self.path(name)} exists, but not by this changefeed; choose another --target",
-            )
+            raise self._unknown(name, snapshot)
         self._check_name(name, by_app)
         return by_app[self._app_id]
+
+    def _unknown(self, name: str, snapshot: Any) -> SourceError:
+        """The error for a table that does not say which cuts of this changefeed it has; `snapshot`
+        is Delta's, None where all that the table asks for is known here.
+        """
+        if snapshot is not None:
+            kept = version_of(snapshot)[1]["configuration"].get(_KEEPS_POSITIONS)
+            if kept is not None:
+                return SourceError(
+                    "ErrTargetForeign",
+                    f"somebody has set {_KEEPS_POSITIONS} of {name} to {kept!r}, and so Delta has "
+                    f"forgotten which cuts the table has: ALTER TABLE {self.sql_name(name)} UNSET "
+                    f"TBLPROPERTIES ('{_KEEPS_POSITIONS}'), then start the job again; if that does "
+                    "not help, create a new changefeed with a new target",
+                )
+        return SourceError(
+            "ErrTargetForeign",
+            f"{self.path(name)} exists, but not by this changefeed; choose another --target",
+        )
 
     def _check_name(self, name: str, by_app: Mapping[str, int]) -> None:
         names = [each for each in by_app if each.startswith(self._app_id_of_name(""))]
@@ -503,14 +521,34 @@ class DeltaTables:
 
         Raises:
             SourceError: ErrTargetBusy, that was this cut, or another one that begins before its
-                end.
+                end; ErrTargetSchema, that was other columns.
         """
         name = changes.table.name
         info = commit_info("CUT", {"end_ts": str(changes.end_ts)}, current.version)
         if self._put(name, current, [info, fence(self._app_id, changes.end_ts), *actions]):
             return True
         self._check_unapplied(changes)
+        self._check_same_columns(name, current)
         return False
+
+    def _check_same_columns(self, name: str, current: Listing) -> None:
+        """Check that nobody else has changed columns since `current`: made anew for others, a cut
+        would lack values, or write nulls.
+
+        Raises:
+            SourceError: ErrTargetSchema.
+        """
+        newest = self.listing(name)
+        if current.version < 0 or newest is None:
+            return
+        others = newest.layout.physical.items() ^ current.layout.physical.items()
+        if others:
+            raise SourceError(
+                "ErrTargetSchema",
+                f"somebody else has changed columns of {name} "
+                f"({', '.join(sorted({column for column, _ in others}))}): bring the table back as it "
+                "was, then start the job again; else create a new changefeed with a new target",
+            )
 
     def _check_unapplied(self, changes: Changes) -> None:
         """Check that nobody else has applied the cut: made anew from a newer version, its changes

@@ -378,7 +378,7 @@ class Catalog:
 
     def column_ids(self, table: Any) -> dict[str, int]:
         """The identities of the current columns, as far as they are recorded."""
-        recorded = json.loads(table.properties().get(COLUMN_IDS) or "{}")
+        recorded = recorded_as(table, COLUMN_IDS, json.loads) or {}
         fields = field_ids(self.schema(table))
         return {
             name: recorded[str(number)]
@@ -552,9 +552,26 @@ class Catalog:
         return self._identifiers[name]
 
 
+def recorded_as(table: Any, name: str, parse: Callable[[str], Any]) -> Any:
+    """A property of ours of a table; None: it has none.
+
+    Raises:
+        SourceError: ErrTargetForeign, somebody else has changed it.
+    """
+    text = table.properties().get(name)
+    try:
+        return None if text is None else parse(text)
+    except ValueError:
+        raise SourceError(
+            "ErrTargetForeign",
+            f"{table.name()} has the property {name} = {text[:80]!r}, which no job writes: bring it "
+            "back as it was, then start the job again",
+        ) from None
+
+
 def _recorded_cut(table: Any) -> int | None:
-    recorded = table.properties().get(NEWEST_CUT)
-    return None if recorded is None else int(recorded)
+    cut: int | None = recorded_as(table, NEWEST_CUT, int)
+    return cut
 
 
 def _only_recorded(table: Any, name: str) -> int:

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark_tidemark.column_metadata import with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cut_record import Shown
@@ -61,6 +62,7 @@ from pyspark_tidemark.lake.partitioning import PartitionRules
 from pyspark_tidemark.lake.schema import (
     SchemaChange,
     check_key,
+    check_same_columns,
     lake_columns,
     lake_schema,
 )
@@ -118,7 +120,9 @@ class IcebergTarget:
         self._masking = Masking(self._catalog, self._shown) if deletion_vectors else None
         self._writer = CutWriter(spark, self._catalog, mode, self._inserted, self._masking)
         self._cuts: dict[str, int] = {}
-        """The cut that each table had when it was last looked at."""
+        """The cut that each table had when it was last looked at, or got from here."""
+        self._schemas: dict[str, bytes] = {}
+        """The columns that each table had when it was written last (`Layout.schema`)."""
         self.multi_table_commit: MultiTableCommit | None = None
         """Collects the tables' transactions for the manifest's commit; None: each commits alone."""
         self._committing = threading.Lock()
@@ -164,7 +168,8 @@ class IcebergTarget:
             return
         is_older = (self._position(stored, table.name) or 0) < shown.since_ts
         # A catalog may hide all snapshots but the current one.
-        if stored.snapshot(shown.version) is not None or (is_older and not self._catalog.is_named):
+        is_hidden = self._catalog.is_named and len(java_items(stored.snapshots())) == 1
+        if stored.snapshot(shown.version) is not None or (is_older and not is_hidden):
             raise rolled_back(
                 table.name, f"Set its current snapshot to {shown.version} or one that follows it"
             )
@@ -249,7 +254,7 @@ class IcebergTarget:
         name = changes.table.name
         table = self._made(changes.table) if is_new else self._catalog.existing(name)
         layout = self._catalog.layout(table, self._key(changes.table))
-        self._check_columns(changes.table, layout)
+        self._check_columns(changes.table, table, layout)
         if is_on_disk(layout.data):
             file_system(layout.data)[0].create_dir(file_system(layout.data)[1], recursive=True)
         if self._mode == APPEND:
@@ -372,6 +377,7 @@ class IcebergTarget:
         self._key_ranges.forget(name)
         self._shown.forget(name)
         self._inserted.forget(name)
+        self._schemas.pop(name, None)
 
     def _key(self, table: TableMeta) -> tuple[str, ...]:
         return () if self._mode == APPEND else table.key
@@ -381,7 +387,7 @@ class IcebergTarget:
         key = self._key(changes.table)
         key_ranges = self._key_ranges.ranges(changes.table.name, table, key)
         layout = self._catalog.layout(table, key, key_ranges)
-        self._check_columns(changes.table, layout)
+        self._check_columns(changes.table, table, layout)
         written, masks, replaced = self._writer.written(table, changes, layout)
         if written or masks.vectors or changes.emptied or table.currentSnapshot() is None:
             table = self._commit((table, begun), changes, written, masks)
@@ -392,8 +398,8 @@ class IcebergTarget:
             counted.rows, int(table.currentSnapshot().snapshotId()), counted.checksum, replaced
         )
 
-    def _check_columns(self, table: TableMeta, layout: Layout) -> None:
-        """Check that nobody else has changed the columns since the cut began.
+    def _check_columns(self, table: TableMeta, stored: Any, layout: Layout) -> None:
+        """Check that nobody else has changed the columns since the cut before.
 
         Raises:
             SourceError: ErrTargetSchema.
@@ -406,6 +412,10 @@ class IcebergTarget:
                 f"({', '.join(sorted(there ^ ours))}); somebody else changed it: undo that, choose "
                 "another --target, or use --schema-evolution ignore",
             )
+        if self._schemas.get(table.name, layout.schema) != layout.schema:
+            ids = self._catalog.column_ids(stored)
+            check_same_columns(table, with_column_ids(layout.arrow, ids))
+        self._schemas[table.name] = layout.schema
 
     def _commit(
         self, of: tuple[Any, Any], changes: Changes, written: list[Written], masks: CutMasks
@@ -426,7 +436,7 @@ class IcebergTarget:
                     f"another job has applied changes of this cut to {name}",
                     retryable=True,
                 )
-            send = self._send(name)
+            send = self._send(name, changes.end_ts)
             if changes.emptied:
                 self._forget(name)
                 made = self._catalog.replace(transaction, written, changes.end_ts, send)
@@ -441,13 +451,23 @@ class IcebergTarget:
             self._shown.committed(name, shown, key, made)
             return shown
 
-    def _send(self, name: str) -> Send:
-        if self.multi_table_commit is None:
-            return commit_exactly
-        commit, identifier = self.multi_table_commit, self._catalog.identifier(name)
-        return lambda transaction, _: commit.add(
-            PendingTable(identifier, transaction, self._end_cut)
-        )
+    def _send(self, name: str, cut: int) -> Send:
+        """What commits a table's transaction, and remembers its cut once it is committed."""
+        multi, identifier = self.multi_table_commit, self._catalog.identifier(name)
+        if multi is None:
+
+            def commit(transaction: Any, what: str) -> int:
+                snapshot_id = commit_exactly(transaction, what)
+                self._cuts[name] = cut
+                return snapshot_id
+
+            return commit
+
+        def committed() -> None:
+            self._cuts[name] = cut
+            self._end_cut()
+
+        return lambda transaction, _: multi.add(PendingTable(identifier, transaction, committed))
 
     @contextmanager
     def _cut_commits(self) -> Iterator[None]:
