@@ -156,6 +156,15 @@ class RestCatalog:
                 shown.append(self.java.loadTable(table).currentSnapshot())
         return {str(each.summary().get("cdc.cut")) for each in shown if each is not None}
 
+    def register_older(self, name: str) -> None:
+        """Put the metadata of before the newest commit in the place of the table's, as a restored
+        catalog does.
+        """
+        table = self._iceberg.catalog.TableIdentifier.parse(name)
+        before = list(self.java.loadTable(table).operations().current().previousFiles())[-1]
+        self.java.dropTable(table, False)
+        self.java.registerTable(table, before.file())
+
     def rows(self, name: str) -> list[dict[str, Any]]:
         """What the table library's own generic reader gives of a table."""
         table = self.java.loadTable(self._iceberg.catalog.TableIdentifier.parse(name))

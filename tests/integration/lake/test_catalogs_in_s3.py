@@ -42,6 +42,10 @@ def test_tasks_write_read_and_compact_tables(
     assert shown(spark, root, CUTS[2]) == held(upstream, CUTS[2])
     assert not [found for found in s3.names() if found.endswith("/")], "no objects for directories"
 
+    rest.register_older(ACCOUNTS)
+    with pytest.raises(SourceError, match=r"ErrTableRolledBack.*bank\.accounts"):
+        keep(spark, changefeed, captures, root, CUTS[3:4], partitions=PARTITIONS)
+
 
 def test_keys_that_the_catalog_lends_are_used_and_asked_for_again(
     spark, changefeed, captures, upstream, rest, s3, root
