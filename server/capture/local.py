@@ -264,20 +264,21 @@ class LocalProcessor(ProcessorPosition):
 
 
 async def _opened(directory: Path, settings: SorterSettings) -> Sorter:
-    """Open a sorter; if the caller is cancelled meanwhile, it is closed when it has opened."""
-    # A thread cannot be cancelled. Without the shield nobody would hold the sorter that it opens,
-    # and the lock of its directory would stay with this process.
+    """Open a sorter; if the caller is cancelled meanwhile, it is closed before that goes on."""
+    # A thread cannot be cancelled. Whoever cancels wipes the directory next, or opens it again: a
+    # sorter that is opened meanwhile would make it anew, or have its lock.
     opening = asyncio.get_running_loop().run_in_executor(None, Sorter, directory, settings)
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
-        opening.add_done_callback(_close_unwanted)
+        await asyncio.shield(_closed(opening))
         raise
 
 
-def _close_unwanted(opened: asyncio.Future[Sorter]) -> None:
-    if not opened.cancelled() and opened.exception() is None:
-        opened.result().close()
+async def _closed(opening: asyncio.Future[Sorter]) -> None:
+    await asyncio.wait([opening])
+    if opening.exception() is None:
+        await asyncio.to_thread(opening.result().close)
 
 
 def slowest_tables(

@@ -9,7 +9,9 @@ import grpc
 import pytest
 
 from server.capture import changefeeds as changefeeds_module
+from server.capture import checkpoint_saver as checkpoint_saver_module
 from server.capture import maintainers as maintainers_module
+from server.capture import membership as membership_module
 from server.capture import owner as owner_module
 from server.capture import routing as routing_module
 from server.capture.changefeeds import Changefeeds
@@ -164,6 +166,8 @@ async def test_a_creation_that_its_owner_did_not_survive_is_made_once_by_the_nex
 ):
     """Its owner ends when the record is written, before it has answered."""
     monkeypatch.setattr(changefeeds_module, "_LEAVE_S", 0.0)
+    monkeypatch.setattr(checkpoint_saver_module, "_FINAL_SAVE_S", 0.0)
+    monkeypatch.setattr(membership_module, "_RETRY_S", 0.05)
     capture = await cluster.start("a")
     here, interrupted = capture.owner, asyncio.Event()
     write = here._records.create

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
+from server.capture import local as local_module
 from server.capture.errors import (
     ChangefeedExistsError,
     ChangefeedIdInvalidError,
@@ -27,8 +28,10 @@ from server.capture.service import changefeed_message
 from server.capture.source.tidb import TidbSource
 from server.capture.update import ChangefeedUpdate
 from server.changefeed import keys
+from server.changefeed.info import State
 from server.changefeed.salt import Salt, SaltFileError
 from sink.flight.feeds import Poll
+from sorter.engine import Sorter
 from storage.defect import DefectError
 from storage.model.errors import UnavailableError
 from storage.model.ts import compose
@@ -176,6 +179,29 @@ async def test_a_removed_changefeed_is_forgotten_and_lets_gc_go_on(capture, upst
     assert not (tmp_path / "sorter" / "feed").exists()
     with pytest.raises(ChangefeedNotExistsError):
         owner.feed("feed")
+
+
+async def test_a_changefeed_that_is_removed_while_its_sorter_opens_leaves_no_files(
+    capture, tmp_path, monkeypatch
+):
+    opening, may_open = threading.Event(), threading.Event()
+
+    def slow(*arguments):
+        opening.set()
+        may_open.wait()
+        return Sorter(*arguments)
+
+    monkeypatch.setattr(local_module, "Sorter", slow)
+    owner = await capture.start()
+    feed = await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+    await asyncio.to_thread(opening.wait)
+    async with asyncio.TaskGroup() as tasks:
+        removing = tasks.create_task(owner.remove("feed"))
+        await until(lambda: feed.info.state is State.REMOVED)
+        done, _ = await asyncio.wait([removing], timeout=0.1)
+        assert not done
+        may_open.set()
+    assert not (tmp_path / "sorter" / "feed").exists()
 
 
 async def test_no_history_is_unprotected_while_a_changefeed_is_made(capture, upstream):
