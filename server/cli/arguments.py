@@ -70,6 +70,14 @@ def _nearest(given: str, names: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+class Refused(argparse.Action):
+    """A flag of `cdc cli` that is refused: `const` says why."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> NoReturn:
+        """Say it; exit status 2."""
+        parser.error(f"{given[-1]} cannot be given: {self.const}")
+
+
 class NotConfirmedError(InvalidError):
     """The user did not say yes."""
 
@@ -156,9 +164,13 @@ def _number(text: str, most: int) -> int:
 
 def add_yes(verb: argparse.ArgumentParser, text: str = "do not ask") -> None:
     """Add the flag that says yes beforehand; `--no-confirm` is its name in `cdc cli`."""
+    add_flag(verb, "--yes", "--no-confirm", text=text)
+
+
+def add_flag(verb: argparse.ArgumentParser, *names: str, text: str) -> None:
+    """Add a flag that is given by its name; scripts for `cdc cli` also say `--flag=true`."""
     verb.add_argument(
-        "--yes",
-        "--no-confirm",
+        *names,
         nargs="?",
         type=_flag,
         const=True,
@@ -179,7 +191,6 @@ def add_namespace(verb: argparse.ArgumentParser) -> None:
 
 
 def _flag(text: str) -> bool:
-    """Scripts that were written for `cdc cli` say `--no-confirm=true`."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
     return text == "true"

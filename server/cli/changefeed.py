@@ -29,6 +29,7 @@ from server.changefeed.view import (
 )
 from server.cli import changefeed_create, changefeed_update, dump
 from server.cli.arguments import (
+    add_flag,
     add_namespace,
     add_yes,
     confirm,
@@ -140,11 +141,10 @@ def _add_list(verbs: Any, shared: argparse.ArgumentParser) -> None:
     listed = verbs.add_parser(
         "list", help="list all changefeeds: state, lag, lake job, target, error", parents=[shared]
     )
-    listed.add_argument(
-        "-a",
-        "--all",
-        action="store_true",
-        help="no effect, as all are shown anyway; accepted because `cdc cli` has it",
+    add_flag(
+        listed,
+        *("-a", "--all"),
+        text="no effect, as all are shown anyway; accepted because `cdc cli` has it",
     )
     add_namespace(listed)
     add_watch(listed)
@@ -163,9 +163,7 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         return verb
 
     query = add("query", query_changefeed, "show one changefeed in detail")
-    query.add_argument(
-        "-s", "--simple", action="store_true", help="only state, checkpoint and error"
-    )
+    add_flag(query, "-s", "--simple", text="only state, checkpoint and error")
     add_watch(query)
     add(
         "history",
@@ -262,6 +260,9 @@ def _add_move(move: argparse.ArgumentParser) -> None:
         required=True,
         metavar="CAPTURE",
         help="id of the capture, as in `capture list`",
+    )
+    add_flag(
+        move, "--wait", text="no effect, as it always waits; accepted because `cdc cli` has it"
     )
 
 

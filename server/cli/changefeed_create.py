@@ -19,7 +19,15 @@ from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 from gcsafepoint.explain.explanation import time_of
 from server.changefeed.source import FORCE_REPLICATE, with_option
 from server.changefeed.view import check_document, detail, explained
-from server.cli.arguments import add_namespace, add_yes, confirm, period, retention, timestamp
+from server.cli.arguments import (
+    Refused,
+    add_namespace,
+    add_yes,
+    confirm,
+    period,
+    retention,
+    timestamp,
+)
 from server.cli.output import Output, add_verbose, confirmed, table
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
@@ -56,6 +64,17 @@ _LARGE_GAP_S = 86_400
 _NAMED = 5
 """A confirmation names at most so many tables."""
 _REPEATS = 2
+_UPSTREAM = "the upstream is the capture's own cluster, or what --source-uri names"
+_REFUSED = {
+    "--sort-engine": "there is one sorter",
+    "--sort-dir": "a capture sorts in its --data-dir",
+    "--schema-registry": "Avro is not written to Kafka, only canal-json and Debezium's JSON",
+    "--tz": "timestamps are stored in UTC",
+    "--disable-gc-check": "a start that GC has passed would lose changes",
+} | dict.fromkeys(
+    ("--upstream-pd", "--upstream-ca", "--upstream-cert", "--upstream-key"), _UPSTREAM
+)
+"""Flags of `cdc cli` that mean something that there is not here."""
 
 
 class ConfigFileError(InvalidError):
@@ -133,6 +152,8 @@ def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
             "event filters ignore"
         ),
     )
+    for flag, reason in _REFUSED.items():
+        create.add_argument(flag, action=Refused, nargs="?", const=reason, help=argparse.SUPPRESS)
     add_yes(create, "do not ask when --start-ts is more than a day ago")
     add_verbose(create)
     create.set_defaults(command=create_changefeed)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from server.cli.arguments import seconds
+from server.cli.arguments import add_flag, seconds
 from server.exit_status import EXIT_OK
 
 TABLE, WIDE, JSON, YAML = FORMS = ("table", "wide", "json", "yaml")
@@ -155,9 +155,7 @@ def _lines(value: Any, indent: str) -> list[str]:
 
 def add_verbose(verb: argparse.ArgumentParser) -> None:
     """Add the flag of verbs that confirm a change in short."""
-    verb.add_argument(
-        "--verbose", action="store_true", help="print all fields, as `query` and -o json do"
-    )
+    add_flag(verb, "-v", "--verbose", text="print all fields, as `query` and -o json do")
 
 
 def confirmed(arguments: argparse.Namespace, document: dict[str, Any], *said: str) -> Output:

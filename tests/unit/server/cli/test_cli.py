@@ -83,8 +83,10 @@ def test_a_missing_file_is_named(tmp_path):
     "arguments",
     [
         "changefeed list -a -k default --ca ca.pem --cert cert.pem --key key.pem",
-        "changefeed pause -n default -c a",
-        "changefeed move-table -c a -t 7 -d other --mode 0",
+        "changefeed list --all=true",
+        "changefeed pause -n default -c a -v",
+        "changefeed query --simple=true -c a",
+        "changefeed move-table -c a -t 7 -d other --mode 0 --wait=true",
         "changefeed move-split-table -c a --table-id 7 --target-node-id other",
         "changefeed split-table-by-region-count -c a -t 7",
         "processor list",
@@ -97,6 +99,14 @@ def test_a_missing_file_is_named(tmp_path):
 def test_commands_of_cdc_cli_are_understood(arguments):
     words = arguments.split()
     assert cli.cli_parser(words[0]).parse_args(words).command
+
+
+def test_flags_of_cdc_cli_that_mean_nothing_here_are_refused_with_the_reason(capsys):
+    create = ["changefeed", "create", "--sink-uri", "flight://"]
+    for flags in (["--sort-engine=unified"], ["--sort-engine", "unified"]):
+        with pytest.raises(SystemExit):
+            cli.cli_parser("changefeed").parse_args([*create, *flags])
+        assert "--sort-engine cannot be given: there is one sorter" in capsys.readouterr().err
 
 
 async def test_locks_are_named_by_a_key_or_a_region():
