@@ -32,6 +32,7 @@ from server.capture.worker.moves import MOVE_S
 from server.capture.worker.peers import PeerAccess, PeerCapture
 from server.capture.worker.remote import error_of_flight
 from server.changefeed.captures import CaptureRecord
+from server.rpc.client import connection_fault
 from server.rpc.errors import StatusError, passed_on
 from storage.meta.errors import MetaUnavailableError
 from storage.model.errors import TidemarkError, UnavailableError
@@ -45,9 +46,12 @@ timeout.
 """
 _OF_THIS_OWNER: Final = frozenset({"ResignOwner"})
 """Calls that are meant for the present owner and are not repeated at the next one."""
-_READS: Final = frozenset({"ListChangefeeds", "QueryChangefeed", "CheckChangefeed"})
-_CREATES: Final = "CreateChangefeed"
-"""It is made once, however often the call is repeated: its request has a `request_id`."""
+_READS: Final = frozenset(
+    {"ListChangefeeds", "QueryChangefeed", "CheckChangefeed", "GetDumpStatus"}
+)
+_REPEATABLE: Final = _READS | {"CreateChangefeed", "PauseChangefeed", "DrainCapture"}
+"""Calls that may be made several times; by its `request_id` a creation is carried out once."""
+_CONNECT_S: Final = 3.0
 _SILENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _LOCAL_S: Final = 3.0
 _MOVES_S: Final = 15.0
@@ -107,7 +111,7 @@ class Router:
                     raise NotOwnerError("the changefeed has moved just now; ask again")
                 return await self._ask(capture, stub, method, request, _FORWARDED, limit_s)
             except (UnavailableError, StatusError) as err:
-                if method == _CREATES:
+                if method not in _READS:
                     interrupted = _interrupted(err) or interrupted
                 again = not is_forwarded and _is_repeated(method, err)
                 if not again or asyncio.get_running_loop().time() > gives_up_s:
@@ -189,6 +193,15 @@ class Router:
         self, capture: CaptureRecord, stub: Stub, method: str, request: Any, mark: str, for_s: float
     ) -> Any:
         async with self._access.connect(capture.address) as channel:
+            try:
+                async with asyncio.timeout(min(_CONNECT_S, for_s)):
+                    await channel.channel_ready()
+            except TimeoutError:
+                # Nothing was sent: if it has died, another one takes its place within seconds.
+                fault = await connection_fault(capture.address, self._access.security)
+                raise NotOwnerError(
+                    f"capture {capture.id} does not answer: {fault or capture.address}; ask again"
+                ) from None
             forward = getattr(stub(channel), method)
             try:
                 return await forward(request, timeout=for_s, metadata=((mark, "1"),))
@@ -204,7 +217,7 @@ def _is_repeated(method: str, err: TidemarkError) -> bool:
         return method not in _OF_THIS_OWNER
     # The owner has died a moment ago, hangs, or waits for a metadata server that does.
     silent = _is_silent(err) or err.code in (ChangeInterruptedError.code, MetaUnavailableError.code)
-    return silent and (method == _CREATES or method in _READS)
+    return silent and method in _REPEATABLE
 
 
 def _is_silent(err: TidemarkError) -> bool:
@@ -212,14 +225,15 @@ def _is_silent(err: TidemarkError) -> bool:
 
 
 def _interrupted(err: TidemarkError) -> ChangeInterruptedError | None:
-    """The error of a creation that may have been carried out; None: it has not been."""
+    """The error of a change that may have been carried out; None: it has not been."""
     if err.code == ChangeInterruptedError.code:
         return ChangeInterruptedError(err.message)
     if not _is_silent(err):
         return None
     return ChangeInterruptedError(
-        f"whether the changefeed is made is not known, as the owner gave no answer ({err.message}): "
-        "see `tidemark cli changefeed list`, or send the same request with the same request_id again"
+        "whether the change is made is not known, as the capture that runs the changefeed gave no "
+        f"answer ({err.message}): see `tidemark cli changefeed query`; a creation may be sent again "
+        "with the same request_id"
     )
 
 

@@ -3,14 +3,17 @@
 
 A real server, coordinator and capture; nobody reads or acknowledges. Prints one JSON line with the
 capture's resident memory in MiB: before, the most until the log was read up to the last XA PREPARE,
-and the most from there until it was read up to the last XA COMMIT. `anon` is memory of its own; RSS
-also counts mapped files, which the system takes back when it needs to.
+and the most from there until it was read up to the last XA COMMIT. With `--tables N` so many other
+tables get rows at the same time, and a reader takes all afterwards, with a pause after each batch:
+the most while it does. `anon` is memory of its own; RSS also counts mapped files, which the system
+takes back when it needs to.
 """
 
 import argparse
 import json
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ TABLE = "CREATE TABLE shop.t (id BIGINT PRIMARY KEY, v VARBINARY(60000)) ROW_FOR
 STATEMENT_MB = 4
 POLL_S = 0.05
 PATIENCE_S = 900
+SLOW_S = 0.02
+ROWS_A_TABLE = 100
 
 
 class Memory:
@@ -104,6 +109,8 @@ def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         read(cluster, reader)
         memory = Memory(cluster.capture.process.pid)
         found = {"before_mb": memory.most()}
+        start = cluster.now()
+        fill(server, options.tables)
         for number in range(options.transactions):
             write(server, options, number)
         read(cluster, reader)
@@ -112,8 +119,33 @@ def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
             server.execute(*(f"XA COMMIT 'x{number}'" for number in range(options.transactions)))
             read(cluster, reader)
             found["committed_mb"] = memory.most()
+        if options.tables:
+            found["rows"] = read_slowly(reader, start, cluster.now())
+            found["read_mb"] = memory.most()
         memory.close()
     return {"name": "capture_memory", **vars(options), **found}
+
+
+def fill(server: MariaDb, tables: int) -> None:
+    """Make further tables, each with rows of a kilobyte."""
+    rows = f"SELECT seq, RANDOM_BYTES(1024) FROM seq_1_to_{ROWS_A_TABLE}"
+    for number in range(tables):
+        create = f"CREATE TABLE shop.t{number} (id BIGINT PRIMARY KEY, v VARBINARY(1100))"
+        server.execute(create, f"INSERT INTO shop.t{number} {rows}")
+
+
+def read_slowly(reader: Reader, start: int, now: int) -> int:
+    """Take all rows cut by cut, with a pause after each batch; returns how many."""
+    rows = 0
+    while start < now:
+        end = reader.ask("latest", start=start, wait_ms=1000)["ts"]
+        for part in reader.ask("plan", start=start, end=end)["slices"] if end > start else ():
+            for batch in reader.batches(start, end, part["table"]):
+                rows += batch.num_rows
+                time.sleep(SLOW_S)
+        reader.ask("ack", ts=end)
+        start = end
+    return rows
 
 
 def read(cluster: Cluster, reader: Reader) -> None:
@@ -129,6 +161,7 @@ def main() -> None:
         "--value-bytes", type=int, default=1024, help="of each row, at most 1024; random"
     )
     parser.add_argument("--quota-mb", type=int, default=64)
+    parser.add_argument("--tables", type=int, default=0, help="further ones, of 100 KB each")
     parser.add_argument(
         "--plain", action="store_true", help="commit, instead of prepare and then commit"
     )

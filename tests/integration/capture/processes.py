@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -236,9 +237,18 @@ class Reader:
 
     def read(self, start: int, end: int, table: str, location: str = "") -> pa.Table:
         """The rows of one table in `(start, end]`, from the capture or from a slice's location."""
-        ticket = {"changefeed": self._changefeed, "table": table, "start": start, "end": end}
         with self._client(location) as client:
-            return client.do_get(fl.Ticket(json.dumps(ticket).encode()), self._options).read_all()
+            return client.do_get(self._ticket(start, end, table), self._options).read_all()
+
+    def batches(self, start: int, end: int, table: str) -> Iterator[pa.RecordBatch]:
+        """The same, as they are taken."""
+        with self._client() as client:
+            for chunk in client.do_get(self._ticket(start, end, table), self._options):
+                yield chunk.data
+
+    def _ticket(self, start: int, end: int, table: str) -> fl.Ticket:
+        ticket = {"changefeed": self._changefeed, "table": table, "start": start, "end": end}
+        return fl.Ticket(json.dumps(ticket).encode())
 
     def wait_resolved(self, ts: int, limit_s: float = 120.0) -> int:
         """A cut that ends at or after `ts`."""

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.capture import changefeeds as changefeeds_module
 from server.capture import checkpoint_saver as checkpoint_saver_module
@@ -26,7 +28,7 @@ from server.capture.fence import Fence, FencedMeta
 from server.capture.job_report import failed_by_job
 from server.capture.local import LocalProcessor, Resources
 from server.capture.maintainers import Maintainers
-from server.capture.membership import Membership
+from server.capture.membership import CaptureRecord, Membership
 from server.capture.owner import Owner, Placement
 from server.capture.records import Records
 from server.capture.routing import Router
@@ -197,7 +199,10 @@ async def test_a_creation_that_its_owner_did_not_survive_is_made_once_by_the_nex
         await create(here, "feed", request_id="2")
 
 
-async def test_a_forwarded_creation_that_gets_no_answer_may_have_been_made(cluster, monkeypatch):
+@pytest.mark.parametrize("method", ["CreateChangefeed", "ResumeChangefeed"])
+async def test_a_forwarded_change_that_gets_no_answer_may_have_been_made(
+    cluster, monkeypatch, method
+):
     monkeypatch.setattr(routing_module, "_MOVES_S", 0.0)
     capture = await cluster.start("a")
 
@@ -205,9 +210,25 @@ async def test_a_forwarded_creation_that_gets_no_answer_may_have_been_made(clust
         raise StatusError(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
     with pytest.raises(ChangeInterruptedError, match=r"Socket closed.*request_id"):
-        await capture.router.carry_out(None, "CreateChangefeed", None, CONTEXT, silent)
+        await capture.router.carry_out(None, method, None, CONTEXT, silent)
     with pytest.raises(StatusError):
         await capture.router.carry_out(None, "QueryChangefeed", None, CONTEXT, silent)
+
+
+async def test_a_capture_that_has_died_is_sent_nothing(cluster, monkeypatch):
+    monkeypatch.setattr(routing_module, "_MOVES_S", 0.0)
+    monkeypatch.setattr(routing_module, "_CONNECT_S", 0.2)
+    capture = await cluster.start("a")
+
+    async def find(*_):
+        return CaptureRecord("b", "127.0.0.1:1", "")
+
+    monkeypatch.setattr(capture.router, "find", find)
+    call = (ChangefeedServiceStub, "ResumeChangefeed", pb.ResumeChangefeedRequest(), CONTEXT, None)
+    with pytest.raises(
+        NotOwnerError, match=r"capture b does not answer: .* cannot be connected to"
+    ):
+        await capture.router.carry_out(*call)
 
 
 async def test_a_change_that_comes_while_an_owner_ends_is_for_the_next_one(cluster):
