@@ -351,3 +351,10 @@ def _check_index(path: str, index: IndexDocument, columns: int) -> None:
                 f"{path}.idx_cols[{place}].offset: {part.offset}, but there are {columns} columns"
             )
     _distinct(f"{path}.idx_cols", "offset", (part.offset for part in index.idx_cols))
+
+
+# msgspec prepares a class at its first use, and a thread that uses the class meanwhile crashes the
+# process: captures read the tables of several changefeeds at a time. While this module is imported,
+# no other thread can.
+for _document in (TableHead, TableDocument):
+    msgspec.json.Decoder(_document)

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -243,3 +245,20 @@ def test_a_primary_index_that_a_ddl_is_building_anew_is_no_second_key() -> None:
             found.key_columns
             == TableInfo.parse(document(pk_is_handle=False, index_info=[kept])).key_columns
         )
+
+
+def test_its_classes_are_prepared_while_it_is_imported():
+    """At their first use they could be used by several threads, which crashed the process."""
+    program = """
+import sys
+from storage.tidb import document
+
+def called(frame, event, _):
+    assert "msgspec" not in frame.f_code.co_filename, frame
+
+text = b'{"id": 1, "name": {"O": "t"}, "pk_is_handle": false}'
+sys.setprofile(called)
+document.table_head(document.read_document(text))
+document.table_document(text)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
