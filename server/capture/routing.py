@@ -46,9 +46,7 @@ timeout.
 """
 _OF_THIS_OWNER: Final = frozenset({"ResignOwner"})
 """Calls that are meant for the present owner and are not repeated at the next one."""
-_READS: Final = frozenset(
-    {"ListChangefeeds", "QueryChangefeed", "CheckChangefeed", "GetDumpStatus"}
-)
+_READS: Final = frozenset({"ListChangefeeds", "QueryChangefeed", "CheckChangefeed"})
 _REPEATABLE: Final = _READS | {"CreateChangefeed", "PauseChangefeed", "DrainCapture"}
 """Calls that may be made several times; by its `request_id` a creation is carried out once."""
 _CONNECT_S: Final = 3.0
