@@ -39,7 +39,7 @@ from server.routes import (
     error_answer,
     fault,
 )
-from server.rpc.access_list import Access, Client, OpenAccess, Right
+from server.rpc.access_list import Access, Client, OpenAccess, Right, count_unauthenticated
 from server.rpc.audit_log import log_change, outcome_of, shown_names
 from server.rpc.call_access import right_of_request
 from server.rpc.credentials import (
@@ -160,20 +160,25 @@ class _Port:
         if self.tls is None:
             return ()
         if not isinstance(connection, ssl.SSLSocket):
-            raise UnauthorizedError(
+            raise _of_nobody(
                 "this path is answered over https only; use the cluster's certificates"
             )
         if not self.demands_certificate:
             return ()
         certificate = connection.getpeercert()
         if not certificate:
-            raise UnauthorizedError(
+            raise _of_nobody(
                 "this path is answered to clients with a certificate of the cluster's CA only"
             )
         names = common_names(certificate)
         if reason := self.allowed.refusal(names):
             raise UnauthorizedError(reason)
         return names
+
+
+def _of_nobody(message: str) -> UnauthorizedError:
+    count_unauthenticated()
+    return UnauthorizedError(message)
 
 
 def _right_of(method: str, path: str) -> Right:

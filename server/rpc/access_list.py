@@ -379,8 +379,13 @@ def _faults(entry: Any) -> list[str]:
     return faults
 
 
-def _unauthenticated(message: str) -> UnauthenticatedError:
+def count_unauthenticated() -> None:
+    """Count a call or request that is refused as nobody knows who makes it."""
     _ACCESS_REFUSED.labels("unauthenticated").inc()
+
+
+def _unauthenticated(message: str) -> UnauthenticatedError:
+    count_unauthenticated()
     return UnauthenticatedError(message)
 
 
