@@ -48,6 +48,8 @@ from storage.defect import request_error
 from storage.model.errors import TidemarkError
 from storage.model.ts import logical, physical_ms
 
+_CAPTURE_SERVICE: Final = capturepb.DESCRIPTOR.services_by_name["CaptureService"]
+_CHANGEFEED_SERVICE: Final = pb.DESCRIPTOR.services_by_name["ChangefeedService"]
 _LEGACY_STATUS: Final = "/status"
 """Where TiCDC's status was before there was an API v2."""
 _HTTP_STATUS: Final = {
@@ -193,15 +195,14 @@ class _Operations:
 
     async def drain_capture(self, _request: Request, capture: str) -> dict[str, int]:
         """Let its tables go to the others; how many it still has."""
-        request = capturepb.DrainCaptureRequest(id=capture)
-        drained = await self._captures.DrainCapture(request, self._context)
+        drained = await self._call("DrainCapture", capturepb.DrainCaptureRequest(id=capture))
         return {"current_table_count": drained.tables}
 
     drain_capture_by_post = drain_capture
 
     async def resign_owner(self, _request: Request) -> dict[str, Any]:
         """Let another capture be elected."""
-        await self._captures.ResignOwner(capturepb.ResignOwnerRequest(), self._context)
+        await self._call("ResignOwner", capturepb.ResignOwnerRequest())
         return {}
 
     async def set_log_level(self, request: Request) -> dict[str, Any]:
@@ -432,8 +433,11 @@ class _Operations:
         return list(listed.captures)
 
     async def _call(self, method: str, request: Any) -> Any:
-        full_name = f"tidemarkpb.v1.ChangefeedService.{method}"
-        function = getattr(self._changefeeds, method)
+        """Call a method of either service; a change has its line in the audit log."""
+        of_captures = _CAPTURE_SERVICE.methods_by_name.get(method)
+        servicer = self._changefeeds if of_captures is None else self._captures
+        full_name = (of_captures or _CHANGEFEED_SERVICE.methods_by_name[method]).full_name
+        function = getattr(servicer, method)
         if is_audited(full_name):
             function = audited(function, full_name)
         return await function(request, self._context)
