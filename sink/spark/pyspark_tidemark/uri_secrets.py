@@ -18,7 +18,8 @@ no other secret of a process can be sent to a host.
 _MASK = "***"
 _REFERENCE = re.compile(r"(?i).*[-_](file|env|path)")
 _SECRET = re.compile(
-    r"(?i).*(pass|pwd|secret|token|credential|signature|api[-_]?key|access[-_]?key|account[-_]?key).*"
+    r"(?i).*(pass|pwd|secret|token|credential|signature|(api|access|account|private)[-_]?key).*"
+    r"|(.*[-_.])?(pw|psw|authorization|bearer|jwt|jaas|sig|sas|hmac|otp|pin)([-_.].*)?"
 )
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _COLON = re.compile(r":|%3a", re.I)

@@ -226,6 +226,9 @@ URIS = (
     "mysql://h/d#pwd={}",
     "x://u%3A{}@h",
     "http://h/?p%61ssword={}",
+    "postgresql://u@h/d?pw={}",
+    "wasbs://c@h/lake?sig={}",
+    "private_key={}",
 )
 
 
