@@ -13,6 +13,8 @@ from storage.vfs import RealFS
 
 _LINKS_MAX: Final = 40
 _NEW_FILE_MODE: Final = 0o644
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems without hard links say, such as those of network shares."""
 
 
 def create_private_file(path: Path, data: bytes) -> None:
@@ -26,9 +28,26 @@ def create_private_file(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-        # Unlike a rename, a link never takes the place of a file that came meanwhile.
-        path.hardlink_to(file.name)
+        try:
+            # Unlike a rename, a link never takes the place of a file that came meanwhile.
+            path.hardlink_to(file.name)
+        except OSError as err:
+            if err.errno not in _NO_LINKS:
+                raise
+            _write_new(path, data)
     RealFS().sync_directory(path.parent)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """The same without a link: a crash may leave a part of it."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -274,7 +274,8 @@ def _none_taken(names: Sequence[str]) -> str:
     if not names:
         return (
             "the filter takes none of the source's tables, as it shows none at all: `tidemark cli "
-            "source check --source-uri …` says what its user may see"
+            "source check --source-uri …` says what its user may see. Without --source-uri, the "
+            "source is the cluster that the capture belongs to"
         )
     there = _first_ones(sorted(names), ", ")
     return f"the filter takes none of the source's tables; there are {there}"

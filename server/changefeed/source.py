@@ -59,6 +59,8 @@ class SourceKind:
     """Options of its URI that flags of the command line set."""
     system_schemas: frozenset[str] = frozenset()
     """Schemas that no changefeed takes, in lower case."""
+    of_cluster: bool = False
+    """Whether its tables and timestamps are those of the capture's own cluster."""
 
     @property
     def shown(self) -> str:
@@ -75,6 +77,7 @@ KINDS: Final = {
             table_at="server.puller.tidb.table:tidb_table",
             upstream_at="server.verify.upstream:open_store",
             system_schemas=OF_TIDB,
+            of_cluster=True,
         ),
         SourceKind(
             scheme="pump",
@@ -82,6 +85,7 @@ KINDS: Final = {
             table_at="server.puller.tidb.table:tidb_table",
             upstream_at="server.verify.upstream:open_store",
             system_schemas=OF_TIDB,
+            of_cluster=True,
         ),
         SourceKind(
             scheme="mysql",

@@ -5,6 +5,7 @@ exit status is 1 if something needs somebody to act.
 """
 
 import argparse
+import asyncio
 import time
 from collections.abc import Awaitable, Iterator
 from typing import Any, Final, TypeVar
@@ -55,10 +56,12 @@ async def examine(remote: Remote, arguments: argparse.Namespace) -> Output:
         CaptureUnavailableError, RemoteError: `-c` names a changefeed that cannot be asked about.
     """
     findings: list[Finding] = []
-    now_ms = await _now_ms(remote, findings)
-    if not arguments.changefeed_id:
-        findings += await _cluster(remote)
-    changefeeds = await _changefeeds(remote, arguments.changefeed_id)
+    only = arguments.changefeed_id
+    # At the same time: what does not answer is waited for, for some seconds each.
+    now_ms, of_cluster, changefeeds = await asyncio.gather(
+        _now_ms(remote, findings), _cluster(remote, only), _changefeeds(remote, only)
+    )
+    findings += of_cluster
     shown = []
     for changefeed, dump in changefeeds:
         findings += diagnose_changefeed(changefeed, dump, now_ms)
@@ -85,17 +88,23 @@ async def _now_ms(remote: Remote, findings: list[Finding]) -> int:
     return now_ms or int(time.time() * 1000)
 
 
-async def _cluster(remote: Remote) -> list[Finding]:
-    """The findings that are not of one changefeed: coordinators, captures, and GC."""
+async def _cluster(remote: Remote, only: str) -> list[Finding]:
+    """The findings that are not of one changefeed: coordinators, captures, and GC; none where
+    `only` names the changefeed that is looked at.
+    """
     findings: list[Finding] = []
+    if only:
+        return findings
     nothing = argparse.Namespace(id="", path="health", listed="", columns=())
-    health = await _asked(cluster.show(remote, nothing), "coordinator", [])
+    health, captures, explanation = await asyncio.gather(
+        _asked(cluster.show(remote, nothing), "coordinator", []),
+        _asked(cluster.list_captures(remote, nothing), "captures", findings),
+        _asked(explained(remote, [], _BLOCKERS), "garbage collection", []),
+    )
     if health is not None:
         findings += diagnose_members(health.document)
-    captures = await _asked(cluster.list_captures(remote, nothing), "captures", findings)
     if captures is not None:
         findings += diagnose_captures(captures.document)
-    explanation = await _asked(explained(remote, [], _BLOCKERS), "garbage collection", [])
     if explanation is not None:
         findings += diagnose_gc(explanation)
     return findings

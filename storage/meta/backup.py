@@ -1,12 +1,15 @@
 """A backup of some of the metadata's pairs, as lines of JSON. Pure.
 
-    {"format": "tidemark-metadata", "version": 1, "time": "…", "prefix": "/tidemark/", "pairs": 2}
+    {"format": "tidemark-metadata", "version": 1, "time": "…", "cluster_id": 7,
+     "prefix": "/tidemark/", "pairs": 2}
     {"key": "<base64>", "value": "<base64>"}
     {"key": "<base64>", "value": "<base64>"}
     {"crc32c": 305419896}
 
+The first line is broken here, not in the file.
 Pairs are those of one moment, in the order of their keys. The last line is the CRC-32C of all bytes
-before it: a file that was cut off, or changed, is refused.
+before it: a file that was cut off, or changed, is refused. `cluster_id` came later: files without
+it are of a cluster that is not known.
 """
 
 import base64
@@ -31,6 +34,8 @@ class Backup:
     prefix: bytes
     time: str
     pairs: Sequence[tuple[bytes, bytes]]
+    cluster_id: int = 0
+    """PD's id of the cluster that they are of; 0: not known."""
 
     def to_bytes(self) -> bytes:
         """The file."""
@@ -38,6 +43,7 @@ class Backup:
             "format": FORMAT,
             "version": VERSION,
             "time": self.time,
+            "cluster_id": self.cluster_id,
             "prefix": self.prefix.decode(),
             "pairs": len(self.pairs),
         }
@@ -64,8 +70,9 @@ class Backup:
                     f"{head['version']!r}; this version reads {FORMAT!r}, {VERSION}"
                 )
             pairs = [(_bytes(each["key"]), _bytes(each["value"])) for each in documents]
-            return cls(str(head["prefix"]).encode(), str(head["time"]), pairs)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            cluster_id = int(head.get("cluster_id", 0))
+            return cls(str(head["prefix"]).encode(), str(head["time"]), pairs, cluster_id)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorruptError(
                 "this is no backup of Tidemark's metadata, or it is cut off"
             ) from None

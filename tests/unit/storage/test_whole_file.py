@@ -1,5 +1,6 @@
 """What commands write is whole and durable, or as it was before."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -14,6 +15,23 @@ def test_a_new_file_is_its_owners_alone(tmp_path: Path) -> None:
     create_private_file(path, b"secret")
     assert path.read_bytes() == b"secret"
     assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["token"]
+
+
+def test_where_there_are_no_links_a_new_file_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    path = tmp_path / "token"
+    create_private_file(path, b"secret")
+    assert path.read_bytes() == b"secret"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        create_private_file(path, b"new")
+    assert path.read_bytes() == b"secret"
     assert [each.name for each in tmp_path.iterdir()] == ["token"]
 
 
