@@ -28,10 +28,13 @@ def pages() -> Mapping[str, str]:
     """The generated files by their paths in docs.
 
     Raises:
-        CatalogueError: the catalogue of errors is not the code's.
+        CatalogueError: the catalogue of errors is not the code's, or a text names a command that
+            there is not.
     """
     trees = list(modules())
     top = tidemark()
+    if unknown := list(command_line.unknown(top, [tree for _, tree in trees])):
+        raise errors.CatalogueError("\n".join(unknown))
     example = (ROOT / "docs/examples/read_a_changefeed.md").read_text(encoding="utf-8")
     return {
         "examples/read_a_changefeed.ipynb": notebook(example),

@@ -72,6 +72,17 @@ def test_flags_are_rows_whose_bars_end_no_cell() -> None:
     assert "| `-s, --size BYTES` | how large \\| small (required) |" in page
 
 
+def test_a_command_that_a_text_names_has_the_verb_and_the_flags() -> None:
+    verb = Command(("cli", "list"), "", (FLAG,))
+    commands = {
+        each.words: each for each in (*TOP.walk(), Command(("cli",), "", below=(verb,)), verb)
+    }
+    for text in ("go", "go --size=3 …", "cli", "cli --pd a:1 list --size 3", "cli list, and more"):
+        assert command_line.fits(text, commands), text
+    for text in ("walk", "go --sizes 3", "cli show", "cli list --all"):
+        assert not command_line.fits(text, commands), text
+
+
 def test_a_notebook_has_the_texts_and_blocks_of_its_page() -> None:
     cells = json.loads(notebook("# Title\n\n```python\na = 1\nb = 2\n```\n\nend\n"))["cells"]
     assert [(each["cell_type"], "".join(each["source"])) for each in cells] == [
