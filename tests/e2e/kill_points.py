@@ -85,7 +85,7 @@ class Death:
         for manifest in (FileManifest, DatabaseManifest, CatalogManifest, KafkaManifest):
             wrap(manifest, "commit", before=lambda: self._at("manifest"))
         wrap(CutApplier, "acknowledge", before=lambda: self._at("ack"))
-        wrap(job.Job, "_report", after=lambda: self._at("commit"))
+        wrap(job.Job, "_write_cut", after=lambda: self._at("commit"))
 
     def _begin_cut(self) -> None:
         self._left -= 1

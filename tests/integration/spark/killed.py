@@ -47,7 +47,7 @@ class Kill:
             wrap(target, "apply", after=lambda: self._at("tables"))
         wrap(FileManifest, "commit", before=lambda: self._at("manifest"))
         wrap(CutApplier, "acknowledge", before=lambda: self._at("ack"))
-        wrap(job.Job, "_report", after=lambda: self._at("commit"))
+        wrap(job.Job, "_write_cut", after=lambda: self._at("commit"))
         wrap(
             DeltaTables,
             "rewrite",
