@@ -102,7 +102,7 @@ def lake(port: int, secret: Path, options: str = "") -> None:
     try:
         database.connect().close()
     except database.errors as err:
-        raise database.explained(err) from None
+        raise database.error_of(err) from None
 
 
 def verified(port: int, secret: Path, options: str = "") -> None:
@@ -269,5 +269,5 @@ def test_a_postgresql_server_that_asks_for_the_password_gets_none(
     )
     with pytest.raises(database.errors) as refused:
         database.connect()
-    assert database.explained(refused.value).code == "ErrCredentials"
+    assert database.error_of(refused.value).code == "ErrCredentials"
     assert all(PASSWORD.encode() not in payload for payload in received)

@@ -21,7 +21,7 @@ from pyspark_tidemark.digest import RangeChecksums
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.lake.databases import manifest
-from pyspark_tidemark.lake.databases.database import STAGED, Database, explained
+from pyspark_tidemark.lake.databases.database import STAGED, Database, driver_errors
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.format import APPEND, SCD2, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.opening import database as database_of
@@ -228,7 +228,7 @@ def repair_table(uri: SinkUri, changefeed: str, question: Question, gone: Any, l
     """
     database = database_of(uri)
     rows = live.append_column("_commit_ts", pa.array([question.ts] * len(live), pa.int64()))
-    with explained(database), closing(database.connect()) as connection:
+    with driver_errors(database), closing(database.connect()) as connection:
         with connection.cursor() as cursor:
             fence = manifest.read_row(cursor, changefeed, question.name, lock=True)
             if fence is None or fence.end_ts > question.ts:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 from pyspark_tidemark.lake.databases import manifest
-from pyspark_tidemark.lake.databases.database import explained
+from pyspark_tidemark.lake.databases.database import driver_errors
 from pyspark_tidemark.lake.databases.postgres import Postgres
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -24,7 +24,7 @@ class PostgresReader:
 
     def __init__(self, uri: SinkUri) -> None:
         self._database = Postgres(uri)
-        with explained(self._database):
+        with driver_errors(self._database):
             self._connection = self._database.connect()
             self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             self._connection.read_only = True
@@ -41,7 +41,7 @@ class PostgresReader:
         """See `Reader`."""
         newest = f"SELECT document FROM {manifest.CUTS} WHERE app = %s ORDER BY end_ts DESC LIMIT 1"  # noqa: S608 - ours
         fences = f"SELECT name, end_ts FROM {manifest.TABLES} WHERE app = %s"  # noqa: S608 - ours
-        with explained(self._database), self._connection.cursor() as cursor:
+        with driver_errors(self._database), self._connection.cursor() as cursor:
             cursor.execute(newest, (changefeed,))
             row = cursor.fetchone()
             cursor.execute(fences, (changefeed,))
@@ -55,7 +55,7 @@ class PostgresReader:
         selected = query.replace("{columns}", ", ".join(map(self.quoted, schema.names)))
         statement = f"COPY ({selected}) TO STDOUT (FORMAT csv)"
         with (
-            explained(self._database),
+            driver_errors(self._database),
             self._connection.cursor() as cursor,
             cursor.copy(statement.encode()) as copy,
         ):

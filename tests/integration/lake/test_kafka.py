@@ -226,7 +226,7 @@ def test_a_job_that_was_overtaken_can_commit_nothing(changefeed, spark, broker, 
         older.announce(10, 30)
         applier(changefeed, older)._target.apply(changes_of(changefeed, "bank.accounts", 10, 30))
         # As in another JVM: nobody closes the older one's producer.
-        older.topic._properties().remove(older.topic._place())
+        older.topic._properties().remove(older.topic._producer_property())
         with KafkaManifest.opened(spark, uri, "bank") as newer:
             applier(changefeed, newer).apply(Cut(1, 10, 30))
             with pytest.raises(SourceError, match="ErrTargetBusy") as raised:

@@ -206,10 +206,10 @@ def test_a_transaction_that_was_open_for_too_long_is_written_again(
 def until_ended(topic):
     """Wait until the brokers have ended what is open: everything in the partition is decided."""
     admin = topic._clients.admin()
-    end = topic._end(admin, "READ_UNCOMMITTED")
+    end = topic._end_offset(admin, "READ_UNCOMMITTED")
     waits = threading.Event()
     for _ in range(600):
-        if topic._end(admin, "READ_COMMITTED") > end:
+        if topic._end_offset(admin, "READ_COMMITTED") > end:
             break
         waits.wait(0.1)
     admin.close()
@@ -218,7 +218,7 @@ def until_ended(topic):
 def test_an_open_transaction_of_somebody_else_is_waited_for_then_named(
     spark, broker, topic, monkeypatch
 ):
-    monkeypatch.setattr(topics, "_OPEN_WAIT_S", 1.0)
+    monkeypatch.setattr(topics, "_DECIDED_WAIT_S", 1.0)
     clients = Clients(spark, uri_of(broker, topic))
     Topic(clients)
     other = clients.producer("somebody-else")

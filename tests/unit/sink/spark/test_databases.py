@@ -23,7 +23,7 @@ from pyspark_tidemark.sink_uri import SinkUri
 )
 def test_a_refused_statement_is_not_sent_again_for_ever(number, code, retryable):
     """The driver calls nearly everything an OperationalError."""
-    found = MySql(SinkUri.parse("mysql://me@db/lake")).explained(
+    found = MySql(SinkUri.parse("mysql://me@db/lake")).error_of(
         pymysql.OperationalError(number, "says so")
     )
     assert (found.code, found.retryable) == (code, retryable)

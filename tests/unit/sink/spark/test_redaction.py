@@ -118,7 +118,7 @@ def test_the_errors_of_targets_are_shown_so():
         pymysql.err.DataError(1366, "Incorrect string value: 'S3CRET' for column 'c' at row 1"),
         pymysql.err.OperationalError(1292, "Truncated incorrect INTEGER value: 'S3CRET'"),
     ):
-        assert "S3CRET" not in mysql.explained(error).message
+        assert "S3CRET" not in mysql.error_of(error).message
     postgres = Postgres(SinkUri.parse("postgresql://me@db/lake"))
     error = Diagnosed("22001", message_primary="too long", context='column a: "S3CRET"')
-    assert "S3CRET" not in postgres.explained(error).message
+    assert "S3CRET" not in postgres.error_of(error).message

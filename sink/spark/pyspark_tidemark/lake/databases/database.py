@@ -13,19 +13,19 @@ from pyspark_tidemark.uri_secrets import read_secret
 STAGED = "_tidemark_changes"
 """The temporary table of a cut's changes."""
 KEY_INDEX = "tidemark_key"
-"""Begins the names of indexes that stand for a primary key."""
+"""Begins the names of indexes that take the place of a primary key."""
 
 
 @dataclass(frozen=True)
 class TableKey:
-    """The columns by which rows are looked for."""
+    """A table's key, and the types of its columns."""
 
     types: Mapping[str, str]
     """The key's columns, each with a type that an index can hold."""
     others: Mapping[str, str]
-    """The other columns, each with the type that it has: a former key's take nulls again."""
+    """The other columns with their types: those of a former key take nulls again."""
     is_unique: bool
-    """Whether it is the primary key; else an index: old versions of rows may have nulls in it."""
+    """Whether it is a primary key; else an index: old versions of rows may have nulls in it."""
 
 
 class Database(Protocol):
@@ -35,7 +35,7 @@ class Database(Protocol):
     format: str
     """As sink URIs call it."""
     table_options: str
-    """What ends CREATE TABLE, so that texts may have any character."""
+    """Appended to CREATE TABLE, so that texts may have any character."""
 
     def connect(self) -> Any:
         """A DB-API connection without autocommit, in UTC: captures send timestamps in UTC."""
@@ -52,9 +52,9 @@ class Database(Protocol):
         """
 
     def lock(self, cursor: Any, name: str) -> bool:
-        """Take a lock for as long as the connection lives; False if somebody else has it."""
+        """Take a lock for as long as the connection lives; False if another one has it."""
 
-    def finds(self, cursor: Any, name: str) -> bool:
+    def finds_by_name(self, cursor: Any, name: str) -> bool:
         """Whether statements find a table of our own by its plain name, where CREATE TABLE IF NOT
         EXISTS might not.
         """
@@ -65,15 +65,15 @@ class Database(Protocol):
     def stage(
         self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]
     ) -> None:
-        """Put rows into a new `STAGED` whose columns are defined so;
-        with `key` it may hold only each key's last.
+        """Put rows into a new table `STAGED` with these column definitions; with a `key` it may
+        keep only the last row of each key.
         """
 
     def delete_staged(self, table: str, key: Sequence[str]) -> list[str]:
         """The statements that delete the keys in `STAGED` from a quoted table, and drop it."""
 
     def upsert(self, table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
-        """The statements that bring `table` from `STAGED` up to date."""
+        """The statements that apply the changes in `STAGED` to `table`."""
 
     def end_versions(self, table: str, key: Sequence[str]) -> str:
         """The statement that ends the current versions of keys that are in `STAGED`."""
@@ -86,11 +86,13 @@ class Database(Protocol):
     def is_altered(self, cursor: Any, table: str, mark: str) -> bool:
         """Whether a table has that mark of `alter`."""
 
-    def unkeyed(self, cursor: Any, table: str, dropped: Sequence[str]) -> list[str]:
-        """What must be done before these columns can be dropped; the key is given anew later."""
+    def drop_key(self, cursor: Any, table: str, dropped: Sequence[str]) -> list[str]:
+        """The statements that drop the key if one of these columns is in it, since they cannot be
+        dropped before; `replace_key` follows.
+        """
         ...
 
-    def rekeyed(self, cursor: Any, table: str, key: "TableKey") -> list[str]:
+    def replace_key(self, cursor: Any, table: str, key: "TableKey") -> list[str]:
         """The statements that give a table another key."""
 
     def exact_key(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
@@ -99,12 +101,14 @@ class Database(Protocol):
         """
 
     def primary_key(self, columns: str) -> str:
-        """The clause of CREATE TABLE and of ADD that makes these quoted columns the key."""
+        """The clause of CREATE TABLE, or of ALTER TABLE … ADD, that makes these quoted columns the
+        key.
+        """
 
-    def renamed(self, cursor: Any, old: str, new: str) -> list[str]:
+    def rename_table(self, cursor: Any, old: str, new: str) -> list[str]:
         """The statements that rename a table."""
 
-    def explained(self, err: Exception) -> SourceError:
+    def error_of(self, err: Exception) -> SourceError:
         """The error for a driver's exception."""
 
 
@@ -143,9 +147,9 @@ def password(uri: SinkUri) -> str:
 
 
 @contextmanager
-def explained(database: Database) -> Iterator[None]:
+def driver_errors(database: Database) -> Iterator[None]:
     """Turn the driver's exceptions into ours, for the block."""
     try:
         yield
     except database.errors as err:
-        raise database.explained(err) from None
+        raise database.error_of(err) from None

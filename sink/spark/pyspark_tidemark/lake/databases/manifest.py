@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut_record import CutRecord, Shown, records, shown_by
-from pyspark_tidemark.lake.databases.database import Database, explained
+from pyspark_tidemark.lake.databases.database import Database, driver_errors
 from pyspark_tidemark.lake.manifest import SINGLE_TABLES, check_follows
 
 CUTS, TABLES = "_tidemark_cuts", "_tidemark_tables"
@@ -64,10 +64,10 @@ class DatabaseManifest:
             SourceError: ErrTargetBusy, another job has the lock; ErrTargetUnavailable,
                 ErrCredentials.
         """
-        with explained(database):
+        with driver_errors(database):
             connection = database.connect()
         try:
-            with explained(database):
+            with driver_errors(database):
                 with connection.cursor() as cursor:
                     create_tables(database, cursor)
                     is_locked = _lock(database, cursor, changefeed)
@@ -106,7 +106,7 @@ class DatabaseManifest:
 
     def moved_at(self, ts: int) -> bool:
         """See `Manifest`."""
-        with explained(self._database):
+        with driver_errors(self._database):
             with self._connection.cursor() as cursor:
                 cursor.execute(
                     f"SELECT end_ts FROM {TABLES} WHERE app = %s AND name = %s",  # noqa: S608 - ours
@@ -118,7 +118,7 @@ class DatabaseManifest:
 
     def cuts(self) -> list[CutRecord]:
         """All kept cuts."""
-        with explained(self._database):
+        with driver_errors(self._database):
             with self._connection.cursor() as cursor:
                 cursor.execute(
                     f"SELECT document FROM {CUTS} WHERE app = %s ORDER BY end_ts",  # noqa: S608 - ours
@@ -148,7 +148,7 @@ class DatabaseManifest:
         )
 
     def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
-        with explained(self._database):
+        with driver_errors(self._database):
             with self._connection.cursor() as cursor:
                 cursor.execute(statement, values)
             self._connection.commit()
@@ -189,7 +189,7 @@ class TableRow:
 def create_tables(database: Database, cursor: Any) -> None:
     """Make both tables, if they are not there."""
     for name, statement in _CREATE.items():
-        if not database.finds(cursor, name):
+        if not database.finds_by_name(cursor, name):
             cursor.execute(f"{statement} {database.table_options}")
 
 

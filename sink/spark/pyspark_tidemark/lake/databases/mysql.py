@@ -159,7 +159,7 @@ class MySql:
         )
         return bool(cursor.fetchone()[0])
 
-    def finds(self, cursor: Any, name: str) -> bool:  # noqa: ARG002 - see below
+    def finds_by_name(self, cursor: Any, name: str) -> bool:  # noqa: ARG002 - see below
         """See `Database`: both look into the database of the connection."""
         return False
 
@@ -273,14 +273,14 @@ class MySql:
         row = cursor.fetchone()
         return row is not None and row[0] == mark
 
-    def unkeyed(self, cursor: Any, table: str, dropped: Sequence[str]) -> list[str]:
+    def drop_key(self, cursor: Any, table: str, dropped: Sequence[str]) -> list[str]:
         """See `Database`."""
         # MariaDB drops no column of a primary key that has others, too.
         if not set(key_of(cursor, table)) & set(dropped):
             return []
         return [f"ALTER TABLE {self.quoted_table(table)} DROP PRIMARY KEY"]
 
-    def rekeyed(self, cursor: Any, table: str, key: TableKey) -> list[str]:
+    def replace_key(self, cursor: Any, table: str, key: TableKey) -> list[str]:
         """See `Database`; one statement."""
         schema, _, name = table.partition(".")
         former = key_of(cursor, table)
@@ -329,14 +329,14 @@ class MySql:
         """See `Database`."""
         return f"PRIMARY KEY ({columns})"
 
-    def renamed(self, cursor: Any, old: str, new: str) -> list[str]:  # noqa: ARG002 - nothing is asked
+    def rename_table(self, cursor: Any, old: str, new: str) -> list[str]:  # noqa: ARG002 - nothing is asked
         """See `Database`."""
         return [
             self.namespace(new),
             f"RENAME TABLE {self.quoted_table(old)} TO {self.quoted_table(new)}",
         ]
 
-    def explained(self, err: Exception) -> SourceError:
+    def error_of(self, err: Exception) -> SourceError:
         """See `Database`."""
         number = err.args[0] if err.args and isinstance(err.args[0], int) else 0
         if number in _DISK_FULL:

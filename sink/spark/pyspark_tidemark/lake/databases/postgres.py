@@ -114,7 +114,7 @@ class Postgres:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", (number,))
         return bool(cursor.fetchone()[0])
 
-    def finds(self, cursor: Any, name: str) -> bool:
+    def finds_by_name(self, cursor: Any, name: str) -> bool:
         """See `Database`: CREATE TABLE looks into the first schema of the search path only, and
         that is the user's once the upstream has a database of the user's name.
         """
@@ -206,12 +206,12 @@ class Postgres:
         steps += [f"ALTER COLUMN {self.quoted(column)} DROP DEFAULT" for column in filled]
         return [f"{name} {step}" for step in steps]
 
-    def unkeyed(self, cursor: Any, table: str, dropped: Sequence[str]) -> list[str]:
+    def drop_key(self, cursor: Any, table: str, dropped: Sequence[str]) -> list[str]:
         """See `Database`: PostgreSQL drops a key with a column of it."""
         del cursor, table, dropped
         return []
 
-    def rekeyed(self, cursor: Any, table: str, key: TableKey) -> list[str]:
+    def replace_key(self, cursor: Any, table: str, key: TableKey) -> list[str]:
         """See `Database`; in the transaction of the cursor."""
         name = self.quoted_table(table)
         schema = table.partition(".")[0]
@@ -252,7 +252,7 @@ class Postgres:
         """
         return f"CONSTRAINT {_unique(_PRIMARY_KEY)} PRIMARY KEY ({columns})"
 
-    def renamed(self, cursor: Any, old: str, new: str) -> list[str]:
+    def rename_table(self, cursor: Any, old: str, new: str) -> list[str]:
         """See `Database`; in the transaction of the cursor."""
         (schema, _, table), (before, _, _) = new.partition("."), old.partition(".")
         if schema == before:
@@ -284,7 +284,7 @@ class Postgres:
             for row in cursor.fetchall()
         ]
 
-    def explained(self, err: Exception) -> SourceError:
+    def error_of(self, err: Exception) -> SourceError:
         """See `Database`."""
         if isinstance(err, errors.DiskFull):
             return SourceError(

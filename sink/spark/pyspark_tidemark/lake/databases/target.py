@@ -21,7 +21,7 @@ from pyspark_tidemark.lake.databases.database import (
     Database,
     TableKey,
     columns_of,
-    explained,
+    driver_errors,
 )
 from pyspark_tidemark.lake.format import APPEND, ROW_MODES, SCD2, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.schema import (
@@ -35,8 +35,8 @@ from pyspark_tidemark.lake.schema import (
 from pyspark_tidemark.lake.soft_delete import mark_all
 from pyspark_tidemark.lake.target import Applied, Health, Retention, check_replaceable, removed
 
-_UNTIL_BYTES_MAX = 63
-"""Of the name of a table that was put aside: PostgreSQL has 63 bytes, MySQL 64 characters."""
+_NAME_BYTES_MAX = 63
+"""The length of a table's name: PostgreSQL takes 63 bytes, MySQL 64 characters."""
 
 
 class DatabaseTarget:
@@ -50,7 +50,7 @@ class DatabaseTarget:
         self._mode = mode
         self._has_exact_key: set[str] = set()
         # PostgreSQL fails one of two `CREATE SCHEMA IF NOT EXISTS` that run at once.
-        self._making = threading.Lock()
+        self._creating = threading.Lock()
         with self._transaction() as cursor:
             manifest.create_tables(database, cursor)
 
@@ -79,8 +79,8 @@ class DatabaseTarget:
         return None if fence is None or fence.end_ts == manifest.NOT_YET else fence.end_ts
 
     def check_continues(self, table: TableMeta, shown: Shown) -> None:
-        """That the table is there; who restores a database has our rows of then with it. See
-        `VersionedTarget`.
+        """Check that the table exists. A restored database needs no more: our own rows about its
+        tables were restored with them. See `VersionedTarget`.
         """
         del shown
         with self._transaction() as cursor:
@@ -96,14 +96,14 @@ class DatabaseTarget:
         return self.position(table) or 0
 
     def schema(self, table: TableMeta) -> Any:
-        """What the table was made as, if it still has these columns;
-        columns of somebody else count as text.
+        """The schema that the table was created or altered with, if it still has these columns;
+        columns that others have added count as text.
         """
         with self._transaction() as cursor:
             fence = manifest.read_row(cursor, self._app, table.name)
             assert fence is not None
             actual = columns_of(cursor, table.name)
-            altered = self._database.is_altered(cursor, table.name, _mark(fence.next_schema))
+            altered = self._database.is_altered(cursor, table.name, _alter_mark(fence.next_schema))
         for schema in (
             (fence.next_schema, fence.schema) if altered else (fence.schema, fence.next_schema)
         ):
@@ -113,7 +113,7 @@ class DatabaseTarget:
         return pa.schema([named.get(name, pa.field(name, pa.string())) for name in actual])
 
     def storable(self, schema: Any) -> Any:
-        """Our own row keeps the types as the captures send them."""
+        """The same: our row about the table keeps the types as the captures send them."""
         return schema
 
     def create(self, changes: Changes) -> Applied:
@@ -121,26 +121,27 @@ class DatabaseTarget:
         table = changes.table
         # The row comes first: a table without one counts as somebody else's (`position`). And MySQL
         # cannot make the table in the transaction that fills it, so a crash may leave it empty.
-        with self._making, self._transaction() as cursor:
+        with self._creating, self._transaction() as cursor:
             is_noted = manifest.read_row(cursor, self._app, table.name) is not None
             if not is_noted:
                 manifest.insert_row(cursor, self._app, table.name, self._identified_schema(table))
-        with self._making, self._transaction() as cursor:
+        with self._creating, self._transaction() as cursor:
             cursor.execute(self._database.namespace(table.name))
             if is_noted:
                 # What a crash has left: empty, or of the types before `replace`.
-                cursor.execute(self._dropping(table.name))
-            cursor.execute(self._definition(table))
+                cursor.execute(self._drop_statement(table.name))
+            cursor.execute(self._create_statement(table))
         return self.apply(changes)
 
     def apply(self, changes: Changes) -> Applied:
-        """Stage the changes, apply them, move the fence: all or nothing."""
+        """Stage the changes, apply them and move the fence, in one transaction."""
         table, counting = changes.table, CountedBatches(changes)
-        self._mend_key(table)
+        self._make_key_exact(table)
         with self._transaction(table.name) as cursor:
             # Locked: of two jobs with the same cut one waits here, and then finds it applied.
             fence = manifest.read_row(cursor, self._app, table.name, lock=True)
-            # Beyond the start is also a shorter or a longer cut, whose changes would come twice.
+            # Another job may have applied a shorter or a longer cut from the same start: a part of
+            # the changes would be applied twice.
             if fence is not None and fence.end_ts > changes.start_ts:
                 raise SourceError(
                     "ErrTargetBusy",
@@ -158,33 +159,35 @@ class DatabaseTarget:
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """Change the columns, with their identities."""
-        # Noted before: MySQL commits each statement by itself, so after a crash `schema` must be
-        # able to find out which of the two schemas the table has.
+        # Noted first: MySQL commits each statement by itself, so after a crash `schema` must find
+        # out which of the two schemas the table has.
         with self._transaction() as cursor:
             fence = manifest.read_row(cursor, self._app, table.name, lock=True)
-            if fence and self._database.is_altered(cursor, table.name, _mark(fence.next_schema)):
-                # A job that died behind such a statement has not noted that it was done.
+            if fence and self._database.is_altered(
+                cursor, table.name, _alter_mark(fence.next_schema)
+            ):
+                # A job died after such a statement, before it noted that the table is altered.
                 manifest.adopt_next_schema(cursor, self._app, table.name)
             manifest.set_next_schema(cursor, self._app, table.name, self._identified_schema(table))
-        mark = _mark(self._identified_schema(table))
+        mark = _alter_mark(self._identified_schema(table))
         with self._transaction() as cursor:
             for statement in (
-                *self._database.unkeyed(cursor, table.name, change.dropped),
+                *self._database.drop_key(cursor, table.name, change.dropped),
                 *self._database.alter(table.name, change, mark),
             ):
                 cursor.execute(statement)
             manifest.adopt_next_schema(cursor, self._app, table.name)
 
     def rekey(self, table: TableMeta) -> None:
-        """Give the table another key, where the mode's has the upstream's columns.
+        """Give the table another key, in modes whose key has the upstream's columns.
 
-        It is no primary key any more in scd2: versions that have ended may have nulls in it, or be
-        equal.
+        In scd2 it is an index from then on, not a primary key: versions that have ended may have
+        nulls in it, or be equal.
         """
         if self._mode == APPEND:
             return
         with self._transaction(table.name) as cursor:
-            for statement in self._database.rekeyed(cursor, table.name, self._key(table)):
+            for statement in self._database.replace_key(cursor, table.name, self._table_key(table)):
                 cursor.execute(statement)
 
     def is_empty(self, table: TableMeta) -> bool:
@@ -210,11 +213,8 @@ class DatabaseTarget:
                 )
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
-        """Make the table anew (upsert, soft-delete); one with history gets other columns,
-        or another name if it cannot have them.
-
-        The name is `TABLE__until_TS`: what a changelog, or versions of rows, hold of the earlier
-        table stays.
+        """Create the table anew (upsert, soft-delete). In the other modes it holds history, which
+        stays: it gets the new columns, or the name `TABLE__until_TS` if it cannot have them.
         """
         if self._mode in ROW_MODES:
             # The row first: after a crash, `create` goes on from there.
@@ -222,9 +222,9 @@ class DatabaseTarget:
                 manifest.delete_row(cursor, self._app, table.name)
                 manifest.insert_row(cursor, self._app, table.name, self._identified_schema(table))
             with self._transaction() as cursor:
-                cursor.execute(self._dropping(table.name))
+                cursor.execute(self._drop_statement(table.name))
             return
-        until = _until(table.name, ts)
+        until = _superseded_name(table.name, ts)
         with self._transaction() as cursor:
             if not columns_of(cursor, table.name):
                 # MySQL commits the table's new name by itself: after a crash only the row is left.
@@ -234,18 +234,18 @@ class DatabaseTarget:
         actual = self.schema(table)
         types = {field.name: field.type for field in lake_schema(table, self._mode)}
         if all(types.get(field.name, field.type) == field.type for field in actual):
-            # If only to note the identities of the new table's columns.
+            # Also without a change: the identities of the new table's columns are noted.
             self.alter(table, change)
             return
         with self._transaction() as cursor:
-            for statement in self._database.renamed(cursor, table.name, until):
+            for statement in self._database.rename_table(cursor, table.name, until):
                 cursor.execute(statement)
             manifest.rename_row(cursor, self._app, table.name, until)
 
     def drop(self, table: TableMeta) -> None:
         """Drop the table, then remove its row."""
         with self._transaction() as cursor:
-            cursor.execute(self._dropping(table.name))
+            cursor.execute(self._drop_statement(table.name))
             manifest.delete_row(cursor, self._app, table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
@@ -260,7 +260,7 @@ class DatabaseTarget:
             self.drop(new)
         with self._transaction() as cursor:
             if there:
-                for statement in self._database.renamed(cursor, old.name, new.name):
+                for statement in self._database.rename_table(cursor, old.name, new.name):
                     cursor.execute(statement)
             manifest.rename_row(cursor, self._app, old.name, new.name)
 
@@ -270,11 +270,11 @@ class DatabaseTarget:
     def close(self) -> None:
         """Do nothing: no work goes on beside the cuts."""
 
-    def _dropping(self, name: str) -> str:
+    def _drop_statement(self, name: str) -> str:
         return f"DROP TABLE IF EXISTS {self._database.quoted_table(name)}"
 
-    def _mend_key(self, table: TableMeta) -> None:
-        """Give the key of a table that an earlier version made its collation; once a job."""
+    def _make_key_exact(self, table: TableMeta) -> None:
+        """Give the key of a table that an earlier version created its collation; once a job."""
         if self._mode == APPEND or table.name in self._has_exact_key:
             return
         key = self._key_types(table)
@@ -290,7 +290,7 @@ class DatabaseTarget:
             name: self._database.type_of(named[name].type, key_columns=len(key)) for name in key
         }
 
-    def _key(self, table: TableMeta) -> TableKey:
+    def _table_key(self, table: TableMeta) -> TableKey:
         types = self._key_types(table)
         others = {
             field.name: self._database.type_of(field.type, key_columns=0)
@@ -303,7 +303,7 @@ class DatabaseTarget:
         """The columns of the target's table, with their identities, as our own row keeps them."""
         return with_column_ids(lake_schema(table, self._mode), table.column_ids)
 
-    def _definition(self, table: TableMeta) -> str:
+    def _create_statement(self, table: TableMeta) -> str:
         schema, key = lake_schema(table, self._mode), lake_key(table, self._mode)
         primary = self._database.primary_key(", ".join(map(self._database.quoted, key)))
         columns = ", ".join(self._columns(schema, key))
@@ -345,13 +345,12 @@ class DatabaseTarget:
 
     @contextmanager
     def _transaction(self, about: str = "") -> Iterator[Any]:
-        """A cursor whose work is committed at the end of the block.
-
-        Errors name the table that it is `about`.
+        """A cursor whose work is committed at the end of the block; errors name the table `about`
+        which it is.
         """
-        # A connection for each: tables are written in parallel.
+        # Each has its own connection: tables are written in parallel.
         try:
-            with explained(self._database):
+            with driver_errors(self._database):
                 connection = self._database.connect()
                 try:
                     with connection.cursor() as cursor:
@@ -365,17 +364,17 @@ class DatabaseTarget:
             raise SourceError(err.code, f"{about}: {err.message}") from err
 
 
-def _until(name: str, ts: int) -> str:
-    """The name of a table that another one has taken the place of at `ts`,
-    short enough for every database.
+def _superseded_name(name: str, ts: int) -> str:
+    """The name of a table whose place another one has taken at `ts`, short enough for every
+    database.
     """
     database, _, table = name.partition(".")
     suffix = f"__until_{ts}"
-    kept = table.encode()[: _UNTIL_BYTES_MAX - len(suffix)].decode(errors="ignore")
+    kept = table.encode()[: _NAME_BYTES_MAX - len(suffix)].decode(errors="ignore")
     return f"{database}.{kept}{suffix}"
 
 
-def _mark(schema: Any) -> str:
-    """The mark of a table that was altered to a schema."""
-    # Not by names: after a swap of two columns both schemas have the same ones.
+def _alter_mark(schema: Any) -> str:
+    """The mark that ALTER leaves at a table which it brings to a schema."""
+    # Not by names alone: after a swap of two columns both schemas have the same ones.
     return f"tidemark columns {hashlib.sha256(schema.serialize().to_pybytes()).hexdigest()[:32]}"

@@ -37,8 +37,7 @@ class KafkaManifest:
     def opened(
         cls, spark: SparkSession, uri: SinkUri, changefeed: str
     ) -> Iterator["KafkaManifest"]:
-        """The manifest of a topic for the block, and the right to write there, taken from whoever
-        has it.
+        """The manifest of a topic for the block, in which only this job may write to the topic.
 
         Raises:
             SourceError: ErrTargetForeign, ErrTargetUnusable, ErrTargetUnavailable, ErrCredentials.
@@ -53,12 +52,12 @@ class KafkaManifest:
                 "without a value, as the markers of cuts are: add enable-tidb-extension=true to the "
                 "sink URI, or cleanup.policy=delete to the topic",
             )
-        # Before the takeover, which stops the job that writes: one that may not write stops nobody.
-        _own(topic.newest_marker(), changefeed, uri)
+        # Before the takeover, which stops the job that writes: that of another changefeed goes on.
+        _own_cut(topic.newest_marker(), changefeed, uri)
         try:
             topic.take()
             # Read after it: until then the predecessor could commit one more cut.
-            yield cls(topic, encoder, _own(topic.newest_marker(), changefeed, uri))
+            yield cls(topic, encoder, _own_cut(topic.newest_marker(), changefeed, uri))
         finally:
             topic.close()
 
@@ -103,7 +102,8 @@ def _encoder(settings: KafkaSettings, changefeed: str) -> Encoder:
     return DebeziumJson(changefeed, with_schema=settings.has_schema, extended=settings.is_extended)
 
 
-def _own(marker: Marker | None, changefeed: str, uri: SinkUri) -> CutRecord | None:
+def _own_cut(marker: Marker | None, changefeed: str, uri: SinkUri) -> CutRecord | None:
+    """The cut of a marker, which must be of this changefeed."""
     if marker is None:
         return None
     if marker.cut.changefeed != changefeed:

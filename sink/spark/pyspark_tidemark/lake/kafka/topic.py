@@ -1,8 +1,8 @@
-"""One topic, as its only writer has it: made if it is not there, its newest marker, and one
-transaction after the other.
+"""One topic and its only writer: the topic is created if it does not exist, its newest marker is
+read, and one transaction is written after the other.
 
-Taking a topic over ends whatever another job had begun in it. So it is looked at before, too: a job
-that may not write there stops nobody.
+Taking a topic over ends the transaction of another job, which can write no more. So the topic is
+checked before that, too: a job that may not write there must not stop one that may.
 """
 
 import threading
@@ -31,28 +31,28 @@ from pyspark_tidemark.lake.kafka.messages import (
 from pyspark_tidemark.lake.kafka.sender import Sender
 from pyspark_tidemark.lake.kafka.settings import PARTITIONS
 
-_FIRST_WINDOW: Final = 100
-_WINDOW_GROWTH: Final = 16
+_SEARCH_OFFSETS: Final = 100
+_SEARCH_GROWTH: Final = 16
 _FOREIGN_MAX: Final = 1000
-"""So many messages of somebody else may stand behind the newest marker."""
-_OPEN_WAIT_S, _OPEN_STEP_S = 60.0, 0.1
+"""How many messages of other producers may follow the newest marker."""
+_DECIDED_WAIT_S, _DECIDED_STEP_S = 60.0, 0.1
 _POLL_MS: Final = 1000
 _OVERHEAD_BYTES: Final = 256
-"""What a message has besides its key and its value, at most."""
+"""The size of a message without its key and its value, at most."""
 
 
 class Topic:
     """The topic of a sink URI; `take` it, then `begin`, `send` and `commit` as often as needed."""
 
     def __init__(self, clients: Clients) -> None:
-        """Make the topic if it is not there.
+        """Create the topic if it does not exist.
 
         Raises:
             SourceError: ErrTargetUnusable, ErrCredentials, ErrTargetUnavailable.
         """
         self._clients = clients
         self._uri = clients.uri
-        self._counting = threading.Lock()
+        self._counts_lock = threading.Lock()
         self._counts: list[int] = []
         self._is_open = False
         self._producer: Any = None
@@ -60,12 +60,14 @@ class Topic:
         with kafka_errors(self._uri):
             admin = clients.admin()
             try:
-                self.partitions = self._ensured(admin)
-                self.is_compacted, largest = self._configured(admin)
+                self.partitions = self._ensure_topic(admin)
+                self.is_compacted, topic_limit_bytes = self._topic_settings(admin)
             finally:
                 admin.close()
-        given = clients.settings.max_message_bytes
-        self.max_message_bytes = min(given, largest or given) - _OVERHEAD_BYTES
+        limit_bytes = clients.settings.max_message_bytes
+        self.max_message_bytes = (
+            min(limit_bytes, topic_limit_bytes or limit_bytes) - _OVERHEAD_BYTES
+        )
         """Of key and value of one message, together."""
 
     def newest_marker(self) -> Marker | None:
@@ -78,25 +80,25 @@ class Topic:
         with kafka_errors(self._uri):
             consumer = self._clients.consumer()
             try:
-                return self._read_back(consumer)
+                return self._search_back(consumer)
             finally:
                 consumer.close()
 
     def take(self) -> None:
-        """Take the topic over: what another job has begun there is ended, and it can write no more.
+        """Take the topic over: another job's open transaction is aborted, and it can write no more.
 
         Raises:
             SourceError: ErrCredentials, ErrTargetUnavailable.
         """
         with kafka_errors(self._uri):
-            self._bury_predecessor()
+            self._close_predecessor()
             self._producer = self._clients.producer(transactional_id(self._uri))
-            self._properties().put(self._place(), self._producer)
+            self._properties().put(self._producer_property(), self._producer)
             self._producer.initTransactions()
             self._sender = Sender(
                 self._clients.classes, self._producer, self._uri.path, self.partitions
             )
-            self._await_decided()
+            self._await_open_transactions()
 
     def begin(self) -> None:
         """Begin a transaction, unless one is open."""
@@ -117,8 +119,8 @@ class Topic:
             try:
                 counts = self._sender.send_all(messages)
             except Py4JJavaError as err:
-                self._raise_ended(err)
-        with self._counting:
+                self._raise_transaction_ended(err)
+        with self._counts_lock:
             self._counts = [one + more for one, more in zip(self._counts, counts, strict=True)]
 
     def send_statement(self, message: Message, *, to_all: bool) -> None:
@@ -127,7 +129,7 @@ class Topic:
         for partition in range(self.partitions if to_all else 1):
             with kafka_errors(self._uri):
                 self._sender.send_one(partition, message.key, message.value, None)
-            with self._counting:
+            with self._counts_lock:
                 self._counts[partition] += 1
 
     def commit(self, record: CutRecord, watermark: bytes | None) -> None:
@@ -147,27 +149,27 @@ class Topic:
                     )
                 self._producer.commitTransaction()
             except Py4JJavaError as err:
-                self._raise_ended(err)
+                self._raise_transaction_ended(err)
         self._is_open = False
 
     def close(self) -> None:
-        """Give up what is open, and the producer; also after an error."""
+        """Abort an open transaction and close the producer; also after an error."""
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        # What cannot be given up now, as the brokers or the JVM are gone, the next job ends.
+        # Where the brokers or the JVM are gone, the next job's takeover ends the transaction.
         with suppress(Py4JError):
             if self._is_open:
                 producer.abortTransaction()
         with suppress(Py4JError):
-            self._properties().remove(self._place())
+            self._properties().remove(self._producer_property())
             producer.close(self._duration(0))
 
-    def _raise_ended(self, err: Py4JJavaError) -> NoReturn:
+    def _raise_transaction_ended(self, err: Py4JJavaError) -> NoReturn:
         """Raise the error for a transaction that failed.
 
-        Brokers end one that is open for too long as they end that of a job which was overtaken: a
-        producer that may abort it was not.
+        Brokers end a transaction that is open for too long by the same error as that of a job which
+        was taken over. A producer that is allowed to abort it was not taken over.
         """
         if not is_fenced(err):
             raise err
@@ -185,10 +187,10 @@ class Topic:
             retryable=True,
         )
 
-    def _ensured(self, admin: Any) -> int:
-        """How many partitions the job writes, of a topic that is there when it returns."""
+    def _ensure_topic(self, admin: Any) -> int:
+        """Create the topic if it does not exist; returns how many partitions the job writes."""
         settings = self._clients.settings
-        existing = self._existing(admin)
+        existing = self._existing_partitions(admin)
         if existing is None:
             if not settings.creates_topic:
                 raise SourceError(
@@ -205,7 +207,7 @@ class Topic:
             )
         return settings.partitions or existing
 
-    def _existing(self, admin: Any) -> int | None:
+    def _existing_partitions(self, admin: Any) -> int | None:
         try:
             described = admin.describeTopics(self._list(self._uri.path)).allTopicNames().get()
         except Py4JJavaError as err:
@@ -229,9 +231,9 @@ class Topic:
             if "TopicExistsException" not in str(err.java_exception):
                 raise
 
-    def _configured(self, admin: Any) -> tuple[bool, int | None]:
-        """Whether the topic keeps only the newest message of a key, and how large one may be (None:
-        it is not told).
+    def _topic_settings(self, admin: Any) -> tuple[bool, int | None]:
+        """Whether the topic keeps only the newest message of a key, and how many bytes a message
+        may have (None: the brokers do not say).
         """
         classes = self._clients.classes.org.apache.kafka.common.config.ConfigResource
         kinds = {str(kind.name()): kind for kind in _java_array(classes.Type.values())}
@@ -242,23 +244,23 @@ class Topic:
             if "AuthorizationException" in str(err.java_exception):
                 return False, None
             if "UnknownTopicOrPartitionException" in str(err.java_exception):
-                # It was made a moment ago, and not every broker knows it.
+                # It was created a moment ago, and not every broker has it yet.
                 return False, None
             raise
         policy = str(described.get("cleanup.policy").value())
         return policy == "compact", int(described.get("max.message.bytes").value())
 
-    def _read_back(self, consumer: Any) -> Marker | None:
+    def _search_back(self, consumer: Any) -> Marker | None:
         partition = self._first_partition()
         assigned = self._list(partition)
         consumer.assign(assigned)
         begin = int(consumer.beginningOffsets(assigned).get(partition))
         end = int(consumer.endOffsets(assigned).get(partition))
-        window = _FIRST_WINDOW
-        # What was aborted takes places, too, and is not seen: so farther back each time.
+        window = _SEARCH_OFFSETS
+        # Aborted messages have offsets, too, and are not read: so each search begins farther back.
         while begin < end:
             start = max(begin, end - window)
-            seen, marker = self._newest_between(consumer, partition, start, end)
+            seen, marker = self._newest_marker_between(consumer, partition, start, end)
             if marker is not None:
                 return marker
             if seen > _FOREIGN_MAX or (seen and start == begin):
@@ -269,16 +271,16 @@ class Topic:
                 )
             if start == begin:
                 break
-            window *= _WINDOW_GROWTH
+            window *= _SEARCH_GROWTH
         return None
 
-    def _newest_between(
+    def _newest_marker_between(
         self, consumer: Any, partition: Any, start: int, end: int
     ) -> tuple[int, Marker | None]:
         """How many messages there are in offsets `[start, end)`, and the newest marker of these."""
         consumer.seek(partition, start)
         seen, newest = 0, None
-        deadline = time.monotonic() + _OPEN_WAIT_S
+        deadline = time.monotonic() + _DECIDED_WAIT_S
         while int(consumer.position(partition)) < end:
             messages = consumer.poll(self._duration(_POLL_MS)).records(partition)
             count = len(messages)
@@ -295,16 +297,16 @@ class Topic:
                     break
         return seen, newest
 
-    def _await_decided(self) -> None:
-        """Wait until it is decided of everything in the first partition whether it is committed.
+    def _await_open_transactions(self) -> None:
+        """Wait until every transaction in the first partition is committed or aborted.
 
-        Else the newest marker could be hidden behind somebody else's open transaction.
+        Else the newest marker could be hidden behind another producer's open transaction.
         """
         admin = self._clients.admin()
         try:
-            end = self._end(admin, "READ_UNCOMMITTED")
-            deadline = time.monotonic() + _OPEN_WAIT_S
-            while self._end(admin, "READ_COMMITTED") < end:
+            end = self._end_offset(admin, "READ_UNCOMMITTED")
+            deadline = time.monotonic() + _DECIDED_WAIT_S
+            while self._end_offset(admin, "READ_COMMITTED") < end:
                 if time.monotonic() > deadline:
                     raise SourceError(
                         "ErrTargetUnavailable",
@@ -312,11 +314,11 @@ class Topic:
                         f"{self._uri.path}; each changefeed needs a topic of its own",
                         retryable=True,
                     )
-                time.sleep(_OPEN_STEP_S)
+                time.sleep(_DECIDED_STEP_S)
         finally:
             admin.close()
 
-    def _end(self, admin: Any, isolation: str) -> int:
+    def _end_offset(self, admin: Any, isolation: str) -> int:
         kafka = self._clients.classes.org.apache.kafka
         offsets = self._clients.classes.java.util.HashMap()
         partition = self._first_partition()
@@ -340,19 +342,19 @@ class Topic:
     def _properties(self) -> Any:
         return self._clients.classes.java.lang.System.getProperties()
 
-    def _place(self) -> str:
+    def _producer_property(self) -> str:
         return f"tidemark.kafka.{self._uri.host}/{self._uri.path}"
 
-    def _bury_predecessor(self) -> None:
-        """Close the producer of a job that died and whose JVM goes on with other jobs."""
-        # The JVM's properties keep any object; those that are no text are shown nowhere.
-        predecessor = self._properties().get(self._place())
+    def _close_predecessor(self) -> None:
+        """Close the producer of a job that died while its JVM runs on with other jobs."""
+        # The producer is kept in the JVM's system properties, which hold any object.
+        predecessor = self._properties().get(self._producer_property())
         if predecessor is not None:
             predecessor.close(self._duration(0))
 
 
 def now_ms() -> int:
-    """When a message is made."""
+    """The time of now, for the messages that are made."""
     return int(time.time() * 1000)
 
 
