@@ -25,11 +25,11 @@ from sink.mounter import (
     with_default,
 )
 from storage.mysql.arrow import (
+    ambiguous_key,
     arrow_columns,
     arrow_type,
-    has_odd_values,
-    inexact_key,
-    may_be_no_utf8,
+    has_ambiguous_values,
+    may_hold_surrogates,
 )
 from storage.mysql.schema import DATES, Column, Table, Type
 from storage.tidb.time import CoreTime
@@ -54,7 +54,7 @@ class MysqlMounter:
             column.name for column in keys if column.type in DATES and not column.as_text
         ]
         self._floats = [place for place in table.key_places if table.columns[place].type in _FLOATS]
-        self._has_odd_values = any(map(has_odd_values, keys))
+        self._has_ambiguous_values = any(map(has_ambiguous_values, keys))
         fields = [
             with_column_id(
                 with_default(pa.field(column.name, arrow_type(column)), _held(column)), column.id
@@ -92,8 +92,8 @@ class MysqlMounter:
             # -0.0 becomes 0.0: the source holds them equal, and a target that compares bytes does
             # not.
             columns[place] = pc.add(columns[place], pa.scalar(0, columns[place].type))
-        is_odd = self._has_odd_values or any(
-            may_be_no_utf8(self.table.columns[place], columns[place])
+        is_odd = self._has_ambiguous_values or any(
+            may_hold_surrogates(self.table.columns[place], columns[place])
             for place in self.table.key_places
         )
         if not (self._dates or is_odd):
@@ -101,7 +101,7 @@ class MysqlMounter:
         key = {self.table.columns[place].name: columns[place] for place in self.table.key_places}
         if any(key[name].null_count > rows.null_count for name in self._dates):
             check_dates(self.name, key, self._dates, rows.is_valid())
-        if is_odd and (bad_value := inexact_key(self.table, rows)) is not None:
+        if is_odd and (bad_value := ambiguous_key(self.table, rows)) is not None:
             raise inexact(self.name, key, *bad_value)
 
 

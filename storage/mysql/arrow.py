@@ -44,7 +44,7 @@ from storage.mysql.schema import INTEGER_BYTES, INTEGERS, STRINGS, Column, Table
 from storage.tidb.binary import content
 
 SRID_BYTES: Final = 4
-_ASCII_TOO: Final = frozenset(
+_ASCII_SUPERSETS: Final = frozenset(
     {"latin1", "latin2", "cp1250", "cp1251", "cp1256", "cp1257", "koi8r", "koi8u", "gbk"}
 )
 """Character sets whose bytes below 0x80, if there are no others, are ASCII."""
@@ -53,7 +53,7 @@ _NULL_CELL_BYTES: Final = 32
 """A null last cell begins at the end of all rows,
 and as much as its type's longest value (DECIMAL) is read there.
 """
-_OTHERS: Final = {
+_ARROW_TYPES: Final = {
     **MOMENT_TYPES,
     Type.YEAR: pa.int16(),
     Type.FLOAT: pa.float32(),
@@ -74,7 +74,7 @@ def arrow_type(column: Column) -> pa.DataType:
         return decimal_type(column)
     if column.type in STRINGS and not column.is_text:
         return pa.binary()
-    return _OTHERS.get(column.type, pa.string())
+    return _ARROW_TYPES.get(column.type, pa.string())
 
 
 def arrow_columns(table: Table, rows: pa.Array) -> list[pa.Array]:
@@ -134,46 +134,47 @@ def _interleaved(
     return [pa.concat_arrays(columns).take(take) for columns in zip(*parts, strict=True)]
 
 
-def has_odd_values(column: Column) -> bool:
-    """Whether two values of the column may be shown alike, so that one of them is
-    refused in a key.
+def has_ambiguous_values(column: Column) -> bool:
+    """Whether readers may see two different values of the column as the same; a key must not have
+    such values.
     """
     if column.type in {Type.ENUM, Type.SET}:
         return "" in column.elems
     return column.is_text and not is_one_to_one(column.charset)
 
 
-def may_be_no_utf8(column: Column, shown: pa.Array) -> bool:
-    """Whether a value of the column may be shown with U+FFFD for what is no UTF-8: the servers take
-    halves of UTF-16's pairs in such texts, also all the letters beyond U+FFFF as two of these.
+def may_hold_surrogates(column: Column, shown: pa.Array) -> bool:
+    """Whether a UTF-8 text may hold UTF-16 surrogates, which are shown as U+FFFD: the servers
+    accept them there, a letter beyond U+FFFF as a pair of them, too.
     """
     is_utf8 = column.is_text and column.charset in UTF8
     return is_utf8 and bool(pc.any(pc.match_substring(shown, "\ufffd")).as_py())
 
 
-def inexact_key(table: Table, rows: pa.Array) -> tuple[str, int, str] | None:
-    """A key column, a row, and what of its value is shown as another value is; None:
-    there is none in these rows.
+def ambiguous_key(table: Table, rows: pa.Array) -> tuple[str, int, str] | None:
+    """Find a value of the key that readers would see as another value of it; returns the column's
+    name, the row and the reason. None: there is none in these rows.
     """
     odd = [
         place
         for place in table.key_places
-        if table.columns[place].is_text or has_odd_values(table.columns[place])
+        if table.columns[place].is_text or has_ambiguous_values(table.columns[place])
     ]
     columns = [
-        _as_stored(column) if place in odd else column for place, column in enumerate(table.columns)
+        _distinguishable(column) if place in odd else column
+        for place, column in enumerate(table.columns)
     ]
     stored = arrow_columns(dataclasses.replace(table, columns=tuple(columns)), rows)
     for place in odd:
         column = table.columns[place]
         for value in pc.unique(stored[place].drop_null()).to_pylist():
-            if reason := _shown_as_another(column, value):
+            if reason := _ambiguity(column, value):
                 return column.name, pc.index(stored[place], value).as_py(), reason
     return None
 
 
-def _as_stored(column: Column) -> Column:
-    """The same cells, shown so that all values differ."""
+def _distinguishable(column: Column) -> Column:
+    """The column with a type in which all of its values differ."""
     if column.type in {Type.ENUM, Type.SET}:
         return dataclasses.replace(
             column, elems=tuple(each or _EMPTY_MEMBER for each in column.elems)
@@ -181,7 +182,8 @@ def _as_stored(column: Column) -> Column:
     return dataclasses.replace(column, type=Type.VARCHAR, collation=BINARY_COLLATION)
 
 
-def _shown_as_another(column: Column, stored: str | bytes) -> str:
+def _ambiguity(column: Column, stored: str | bytes) -> str:
+    """Why a value is seen as another one; empty: it is not."""
     if isinstance(stored, bytes):
         if is_exact(column.charset, stored):
             return ""
@@ -263,7 +265,7 @@ def _names(column: Column, number: int) -> str:
 
 def _decoded(column: Column, contents: pa.Array) -> pa.Array:
     charset = column.charset
-    if charset in UTF8 or (charset in _ASCII_TOO and _is_ascii(contents)):
+    if charset in UTF8 or (charset in _ASCII_SUPERSETS and _is_ascii(contents)):
         try:
             return contents.cast(pa.string())
         except pa.ArrowInvalid:  # not UTF-8 somewhere: find the nearest text, value by value

@@ -115,10 +115,10 @@ def read_changes(
             if plan.key
             else _places(images.begin)
         )
-    steps = _without_key_changes(_steps(events, images), keys)
+    steps = _split_key_changes(_steps(events, images), keys)
     commits = commit_ts[images.event[steps.image]]
     starts = commits - np.uint64(1) if start_ts is None else start_ts[images.event[steps.image]]
-    steps, kept = _folded(steps, keys, commits)
+    steps, kept = _fold(steps, keys, commits)
     columns = [
         pa.array(commits[kept]),
         pa.array(starts[kept]),
@@ -165,7 +165,7 @@ def _steps(events: Events, images: Images) -> _Steps:
     return _Steps(op, before, np.where(op == DELETE, _NONE, image + (op == UPDATE)))
 
 
-def _without_key_changes(steps: _Steps, keys: pa.Array) -> _Steps:
+def _split_key_changes(steps: _Steps, keys: pa.Array) -> _Steps:
     """Updates that change the key become a delete and an insert."""
     updates = np.flatnonzero(steps.op == UPDATE)
     if not len(updates):
@@ -187,9 +187,9 @@ def _without_key_changes(steps: _Steps, keys: pa.Array) -> _Steps:
     )
 
 
-def _folded(steps: _Steps, keys: pa.Array, commits: Timestamps) -> tuple[_Steps, Offsets | slice]:
+def _fold(steps: _Steps, keys: pa.Array, commits: Timestamps) -> tuple[_Steps, Offsets | slice]:
     """One step for each key of a commit, and the number of the given step that each replaces."""
-    many = _not_alone(commits)
+    many = _have_neighbours(commits)
     if not bool(many.any()):
         return steps, slice(None)
     rows = np.flatnonzero(many)
@@ -221,7 +221,7 @@ def _merged(steps: _Steps, first: Offsets, last: Offsets, alone: Mask) -> tuple[
     return _Steps(op, before, after), rows
 
 
-def _not_alone(commits: Timestamps) -> Mask:
+def _have_neighbours(commits: Timestamps) -> Mask:
     """Which steps have a neighbour of the same commit."""
     same = commits[1:] == commits[:-1]
     many = np.zeros(len(commits), np.bool_)
@@ -237,14 +237,14 @@ def _values(data: Bytes, images: Images, number: Offsets, plan: Plan) -> pa.Arra
         present = None
     begin, end = images.begin[number], images.end[number]
     rows = (
-        _visible(data, begin, end, present, plan)
+        _without_hidden_columns(data, begin, end, present, plan)
         if plan.hidden
         else data.slices(begin, end, present)
     )
     return pc.binary_replace_slice(rows, start=0, stop=0, replacement=bytes((IMAGE,)))
 
 
-def _visible(
+def _without_hidden_columns(
     data: Bytes, begin: Offsets, end: Offsets, present: Mask | None, plan: Plan
 ) -> pa.Array:
     """The images without their last, hidden columns: their cells,

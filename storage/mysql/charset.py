@@ -79,7 +79,7 @@ _CODECS: Final = {
     "utf16le": "utf_16_le",
     "utf32": "utf_32_be",
 }
-_OTHERWISE: Final = {
+_SERVER_MAPPINGS: Final = {
     "sjis": {0xFF3C: "\\"},
     "ujis": {0xFF3C: "\\"},
     "koi8u": {0x2219: "\u2022"},
@@ -89,8 +89,8 @@ _OTHERWISE: Final = {
     # of 2005, Python's is of 2000
     "gb18030": {0xE7C7: "\u1e3f", 0x1E3F: "\ue7c7"},
 }
-"""Characters that the servers map otherwise than Python: its character, theirs."""
-_PYTHON_TOO: Final = frozenset(
+"""Characters that the servers map differently: Python's character, the servers'."""
+_SAME_NAME_IN_PYTHON: Final = frozenset(
     {
         "big5",
         "cp850",
@@ -108,23 +108,23 @@ _PYTHON_TOO: Final = frozenset(
 )
 
 
-def _characters_of_users(lead: bytes, first: int) -> dict[bytes, str]:
+def _user_defined_characters(lead: bytes, first: int) -> dict[bytes, str]:
     """The ten rows of EUC that are for users' own characters, in Unicode's area for these."""
     places = ((row, cell) for row in range(0xF5, 0xFF) for cell in range(0xA1, 0xFF))
     return {lead + bytes(place): chr(first + number) for number, place in enumerate(places)}
 
 
-_MORE: Final = {
+_EXTRA_CHARACTERS: Final = {
     # seven of ETEN's: 碁, 銹, 裏, 墻, 恒, 粧, 嫺
     "big5": {
         bytes((0xF9, trail)): bytes((0xF9, trail)).decode("cp950") for trail in range(0xD6, 0xDD)
     },
-    "ujis": _characters_of_users(b"", 0xE000) | _characters_of_users(b"\x8f", 0xE3AC),
+    "ujis": _user_defined_characters(b"", 0xE000) | _user_defined_characters(b"\x8f", 0xE3AC),
 }
-"""Characters that the servers have and Python lacks, by their bytes."""
+"""Characters of the servers that Python's codec does not have, by their bytes."""
 
 
-class _More:
+class _ExtraCharacters:
     """Python's error handler of a character set that has more characters than Python knows."""
 
     def __init__(self, characters: dict[bytes, str]) -> None:
@@ -144,8 +144,8 @@ class _More:
         raise error
 
 
-for _charset, _characters in _MORE.items():
-    codecs.register_error(f"tidemark-{_charset}", _More(_characters))
+for _charset, _characters in _EXTRA_CHARACTERS.items():
+    codecs.register_error(f"tidemark-{_charset}", _ExtraCharacters(_characters))
 
 
 @cache
@@ -167,7 +167,7 @@ def codec_of(charset: str) -> str | None:
     """
     if charset in UTF8:
         return "utf_8"
-    return charset if charset in _PYTHON_TOO else _CODECS.get(charset)
+    return charset if charset in _SAME_NAME_IN_PYTHON else _CODECS.get(charset)
 
 
 def decode_text(charset: str, data: bytes) -> str:
@@ -176,8 +176,8 @@ def decode_text(charset: str, data: bytes) -> str:
     """
     if charset == "latin1":
         return _latin1(data)
-    text = data.decode(codec_of(charset) or "latin_1", errors=_errors_of(charset, "replace"))
-    return text.translate(_OTHERWISE[charset]) if charset in _OTHERWISE else text
+    text = data.decode(codec_of(charset) or "latin_1", errors=_error_handler(charset, "replace"))
+    return text.translate(_SERVER_MAPPINGS[charset]) if charset in _SERVER_MAPPINGS else text
 
 
 @cache
@@ -193,12 +193,14 @@ def is_one_to_one(charset: str) -> bool:
 
 def is_exact(charset: str, data: bytes) -> bool:
     """Whether `data` is the server's encoding of the text it decodes to, and so the only one."""
-    # Python encodes only its own characters: where the servers map some otherwise, these are put
-    # back first. Whichever of the two gives bytes of the same text is what the server has of it.
+    # Python encodes only its own characters: those that the servers map differently are mapped back
+    # first. Whichever of the two decodes to the same text again is the server's encoding.
     text = decode_text(charset, data)
-    for each in (text, text.translate(_inverse(charset))):
+    for each in (text, text.translate(_python_mappings(charset))):
         try:
-            made = each.encode(codec_of(charset) or "latin_1", errors=_errors_of(charset, "strict"))
+            made = each.encode(
+                codec_of(charset) or "latin_1", errors=_error_handler(charset, "strict")
+            )
         except UnicodeEncodeError:
             continue
         if decode_text(charset, made) == text:
@@ -206,13 +208,13 @@ def is_exact(charset: str, data: bytes) -> bool:
     return False
 
 
-def _errors_of(charset: str, usual: str) -> str:
-    return f"tidemark-{charset}" if charset in _MORE else usual
+def _error_handler(charset: str, usual: str) -> str:
+    return f"tidemark-{charset}" if charset in _EXTRA_CHARACTERS else usual
 
 
 @cache
-def _inverse(charset: str) -> dict[int, int]:
-    return {ord(theirs): ours for ours, theirs in _OTHERWISE.get(charset, {}).items()}
+def _python_mappings(charset: str) -> dict[int, int]:
+    return {ord(theirs): ours for ours, theirs in _SERVER_MAPPINGS.get(charset, {}).items()}
 
 
 def _latin1(data: bytes) -> str:

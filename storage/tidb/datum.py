@@ -152,7 +152,7 @@ def decode_datums(column: BinaryColumn, at: Offsets, present: Mask) -> Datums:
         UncommonDatumError: there is none, or one in a form that only keys have.
         CorruptError: a number is too large.
     """
-    # where none is wanted, at may be anywhere
+    # where no datum is to be read, `at` may be any offset
     at = np.minimum(at, len(column.data) - _WORD - 1)
     flags = np.where(present, column.u8(at), NIL)
     out = Datums(
@@ -176,7 +176,7 @@ def _decode(column: BinaryColumn, flag: int, rows: Offsets, out: Datums) -> None
         numbers, end = decode_uvarints(column, begin, np.ones(len(rows), np.bool_))
         out.number[rows] = zigzag(numbers) if flag == VARINT else numbers.view(np.int64)
     elif flag in {INT, DURATION, UINT}:
-        words, end = column.u64_be(_inside(column, begin, _WORD)), begin + _WORD
+        words, end = column.u64_be(_readable(column, begin, _WORD)), begin + _WORD
         out.number[rows] = (words if flag == UINT else words ^ _SIGN).view(np.int64)
     else:
         begin, end = _verbatim(column, flag, begin)
@@ -191,7 +191,7 @@ def _verbatim(column: BinaryColumn, flag: int, begin: Offsets) -> tuple[Offsets,
     elif flag == FLOAT:
         sizes = np.full(len(begin), _WORD, np.int64)
     elif flag == DECIMAL:
-        at = _inside(column, begin, 2)
+        at = _readable(column, begin, 2)
         sizes = _DECIMAL_BYTES[column.u8(at), column.u8(at + 1)]
     elif flag == JSON:
         sizes = _json_sizes(column, begin)
@@ -207,18 +207,22 @@ def _verbatim(column: BinaryColumn, flag: int, begin: Offsets) -> tuple[Offsets,
 
 
 def _json_sizes(column: BinaryColumn, begin: Offsets) -> Offsets:
-    codes = column.u8(_inside(column, begin, 1))
+    codes = column.u8(_readable(column, begin, 1))
     sizes = _JSON_BYTES[codes]
     nested = (codes == OBJECT) | (codes == ARRAY)
-    sizes = np.where(nested, 1 + column.u32(_inside(column, begin + 5, 4)).astype(np.int64), sizes)
+    sizes = np.where(
+        nested, 1 + column.u32(_readable(column, begin + 5, 4)).astype(np.int64), sizes
+    )
     texts = (codes == STRING) | (codes == OPAQUE)
     if bool(texts.any()):
-        at = _inside(column, begin + np.where(codes == OPAQUE, 2, 1), _WORD)
+        at = _readable(column, begin + np.where(codes == OPAQUE, 2, 1), _WORD)
         lengths, end = decode_uvarints(column, at, texts)
         sizes = np.where(texts, end - begin + np.minimum(lengths, 1 << 40).astype(np.int64), sizes)
     return sizes
 
 
-def _inside(column: BinaryColumn, at: Offsets, width: int) -> Offsets:
-    """Offsets at which `width` bytes can be read; what lies beyond its row is found out later."""
+def _readable(column: BinaryColumn, at: Offsets, width: int) -> Offsets:
+    """The offsets, moved back where fewer than `width` bytes follow in the buffer. Whether each
+    datum fits into its row is checked later.
+    """
     return np.minimum(at, len(column.data) - width)

@@ -182,10 +182,10 @@ class TableMutations:
 
     def _updated(self, column: BinaryColumn, txn: _Numbers, place: _Numbers) -> Sequence[_Events]:
         """Updates of a record, and where the record key changes a delete and an insert."""
-        halves = Pairs.scan(column).halves()
-        old, new = (self._encoded(pairs) for pairs in halves)
+        both = Pairs.scan(column).old_and_new()
+        old, new = (self._encoded(pairs) for pairs in both)
         old_key, new_key = (
-            self._keys(pairs, rows) for pairs, rows in zip(halves, (old, new), strict=True)
+            self._keys(pairs, rows) for pairs, rows in zip(both, (old, new), strict=True)
         )
         moved = np.asarray(pc.not_equal(old_key, new_key))
         if not bool(moved.any()):

@@ -148,10 +148,10 @@ class Pairs:
         begin: Offsets | None = None,
         leading: Mapping[int, Datums] | None = None,
     ) -> "Pairs":
-        """Take rows apart, from `begin` (else from their first byte) to their end.
+        """Parse rows, from `begin` (else from their first byte) to their end.
 
-        `leading` are values that stand before the rows, by column id; a row's own value of the
-        column goes before.
+        `leading` are values that the key tells, by column id; they count where the row itself does
+        not have the column.
 
         Raises:
             UncommonDatumError: there is something else than the datums that rows have.
@@ -175,15 +175,15 @@ class Pairs:
             places.append((used, ids, values))
         pairs = cls(column, *_matrices(len(column), places))
         for column_id, values in reversed(list((leading or {}).items())):
-            pairs = pairs._led_by(column_id, values)
+            pairs = pairs._with_leading(column_id, values)
         return pairs
 
-    def halves(self) -> "tuple[Pairs, Pairs]":
-        """The old and the new row of updates: the new one begins where the first column's id comes
-        again.
+    def old_and_new(self) -> "tuple[Pairs, Pairs]":
+        """The old and the new row of updates, which follow one another: the new one begins where
+        the id of the first column is repeated.
 
         Raises:
-            CorruptError: it does not come again.
+            CorruptError: it is not repeated.
         """
         again = self.used[:, 1:] & (self.ids[:, 1:] == self.ids[:, :1])
         if not bool(again.any(axis=1).all()):
@@ -191,7 +191,7 @@ class Pairs:
         cut = again.argmax(axis=1) + 1
         places = np.arange(self.ids.shape[1])
         is_old = places < cut[:, None]
-        return self._using(self.used & is_old), self._using(self.used & ~is_old)
+        return self._restricted_to(self.used & is_old), self._restricted_to(self.used & ~is_old)
 
     def numbers(self, column_id: int) -> tuple[_Numbers, Mask]:
         """The column's integers, and which rows have one."""
@@ -204,7 +204,7 @@ class Pairs:
 
     def without(self, column_ids: Collection[int]) -> "Pairs":
         """The pairs of other columns."""
-        return self._using(self.used & ~np.isin(self.ids, list(column_ids)))
+        return self._restricted_to(self.used & ~np.isin(self.ids, list(column_ids)))
 
     def sorted(self) -> "Pairs":
         """Each row's pairs as format v2 has them: values by column id,
@@ -223,8 +223,8 @@ class Pairs:
         order = np.argsort(ranks, axis=1, kind="stable")
         return self._each(lambda matrix: np.take_along_axis(matrix, order, axis=1))
 
-    def _led_by(self, column_id: int, values: Datums) -> "Pairs":
-        """With one more place before the others, where they do not have the column."""
+    def _with_leading(self, column_id: int, values: Datums) -> "Pairs":
+        """The same pairs, with a value of the column in front in rows that do not have it."""
         ids = Datums.of_number(column_id, len(self.column))
         used = ~(self.used & (self.ids == column_id)).any(axis=1)
         first = _matrices(len(self.column), [(used, ids, values)])
@@ -241,8 +241,8 @@ class Pairs:
         if bool(np.any(ids[:, 1:] == ids[:, :-1])):
             raise CorruptError("a row has a column twice")
 
-    def _using(self, used: Mask) -> "Pairs":
-        """Only those pairs; places that no row uses are left out."""
+    def _restricted_to(self, used: Mask) -> "Pairs":
+        """The pairs at the places in `used`; places that no row uses any more are removed."""
         kept = used.any(axis=0)
         pairs = self if bool(kept.all()) else self._each(lambda matrix: matrix[:, kept])
         return replace(pairs, used=used[:, kept])

@@ -34,7 +34,7 @@ FORMER_ID: Final = "tidemark_former_id"
 _NEW_ID_KINDS: Final = frozenset({11, 71, 72})
 """Jobs that give a table another id: TRUNCATE, PARTITION BY, REMOVE PARTITIONING."""
 _DROPS = frozenset({Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE})
-_MOVES = {
+_UNWRITTEN_ROWS = {
     Action.EXCHANGE_PARTITION: "EXCHANGE PARTITION moves rows between tables without writing them",
     Action.RECOVER_TABLE: "a recovered table comes with rows that nobody writes again",
     Action.RECOVER_SCHEMA: "a recovered database comes with rows that nobody writes again",
@@ -44,10 +44,10 @@ _MOVES = {
     Action.ALTER_TABLE_SOFT_DELETE: "with SOFTDELETE, a DELETE leaves the row there",
     Action.ALTER_SCHEMA_SOFT_DELETE: "with SOFTDELETE, a DELETE leaves the row there",
 }
-_ELSEWHERE = frozenset(
+_WITHOUT_TABLE_INFO = frozenset(
     {Action.UNKNOWN, Action.REFRESH_META, Action.ALTER_SCHEMA_SOFT_DELETE, Action.REPAIR_TABLE}
 )
-"""Jobs that may concern tables whose TableInfo they do not carry."""
+"""Jobs that may change tables without having their TableInfo."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class SchemaHistory:
 
     def __iter__(self) -> Iterator[Table]:
         """Every table of users, views and sequences left out, by name."""
-        tables = filter(_is_users, self._tables.values())
+        tables = filter(_belongs_to_users, self._tables.values())
         return iter(sorted(tables, key=lambda table: table.name))
 
     def databases(self) -> Iterator[tuple[int, str]]:
@@ -167,9 +167,9 @@ class SchemaHistory:
         self._applied.update(job_ids)
 
     def apply(self, job: Job, commit_ts: int, *, late: bool = False) -> Change | None:
-        """Bring a job in force; None: it changes no table of users, or was applied before.
+        """Apply a job; None: it changes no table of users, or was applied before.
 
-        `late`: users may have had what it brings before `commit_ts`.
+        `late`: users may have seen its effect before `commit_ts`.
 
         Raises:
             CorruptError: it does not follow what is known: a job before it was missed.
@@ -204,33 +204,33 @@ class SchemaHistory:
             case Action.TRUNCATE_TABLE:
                 return self._truncate(job, commit_ts)
             case Action.RECOVER_SCHEMA:
-                return self._recovered(job, commit_ts)
+                return self._flashback_database(job, commit_ts)
         tables = tuple(self._replacements(job, commit_ts))
         if job.action is Action.EXCHANGE_PARTITION:
-            tables = self._exchanged(job)
-        moved = self._moved(job, tables)
-        if job.action in _ELSEWHERE and not tables:
+            tables = self._exchange(job)
+        moved = self._why_rows_unknown(job, tables)
+        if job.action in _WITHOUT_TABLE_INFO and not tables:
             tables = self._tables_concerned(job)
             moved = moved if tables or job.schema_id not in self._databases else ""
-        return self._put(Change(commit_ts, job.query, tables, moved=moved), job)
+        return self._replace_tables(Change(commit_ts, job.query, tables, moved=moved), job)
 
-    def _recovered(self, job: Job, commit_ts: int) -> Change:
+    def _flashback_database(self, job: Job, commit_ts: int) -> Change:
         """FLASHBACK DATABASE: the job has the database, and of its tables at most the old form."""
         name = job.schema_name
         if job.database:
             name = _database_name(job.database, f"DDL job {job.id} at {commit_ts}")
         if name:
             self._databases[job.schema_id] = name
-        return Change(commit_ts, job.query, moved=_MOVES[job.action], database=name)
+        return Change(commit_ts, job.query, moved=_UNWRITTEN_ROWS[job.action], database=name)
 
-    def _moved(self, job: Job, tables: Sequence[Table]) -> str:
+    def _why_rows_unknown(self, job: Job, tables: Sequence[Table]) -> str:
         """Why rows of the job's tables cannot be known; empty: they can."""
         if job.action is Action.UNKNOWN:
             return f"a DDL of kind {job.kind}, which this version does not know"
         if job.action is Action.ALTER_TABLE_MODE:
             imported = any(_is_normal(table) for table in tables)
             return "IMPORT INTO or BR bring rows that nobody writes again" if imported else ""
-        return _MOVES.get(job.action, "")
+        return _UNWRITTEN_ROWS.get(job.action, "")
 
     def _tables_concerned(self, job: Job) -> tuple[Table, ...]:
         """The tables that a job without a TableInfo may concern: the one of its id, or all of its
@@ -246,7 +246,7 @@ class SchemaHistory:
         if not self._remove(job.table_id):
             return None
         tables = tuple(self._replacements(job, commit_ts))
-        return self._put(Change(commit_ts, job.query, tables, truncated=tables), job)
+        return self._replace_tables(Change(commit_ts, job.query, tables, truncated=tables), job)
 
     def _replacements(self, job: Job, commit_ts: int) -> Iterator[Table]:
         """The tables of the job in their new form, each once:
@@ -276,8 +276,8 @@ class SchemaHistory:
         removed = [number for number in partition_ids if number not in table.partition_ids]
         return {REMOVED: {"ts": commit_ts, "partition_ids": removed}} if removed else {}
 
-    def _put(self, change: Change, job: Job) -> Change:
-        """Take over the new forms; a table whose name or id changed leaves its old name."""
+    def _replace_tables(self, change: Change, job: Job) -> Change:
+        """Replace tables by their new forms; one whose name or id changed leaves its old name."""
         dropped = list(change.dropped)
         names = {table.name for table in change.tables}
         for table in change.tables:
@@ -287,18 +287,18 @@ class SchemaHistory:
             if old is not None and old.id != table.id:
                 del self._tables[old.id]
             self._tables[table.id] = table
-        tables = tuple(filter(_is_users, change.tables))
+        tables = tuple(filter(_belongs_to_users, change.tables))
         return replace(
             change,
             tables=tables,
-            dropped=tuple(filter(_is_users, dropped)),
-            truncated=tuple(filter(_is_users, change.truncated)),
+            dropped=tuple(filter(_belongs_to_users, dropped)),
+            truncated=tuple(filter(_belongs_to_users, change.truncated)),
             moved=change.moved if tables or not change.tables else "",
         )
 
-    def _exchanged(self, job: Job) -> tuple[Table, ...]:
-        """Both tables of an exchange: the plain one takes the partition's id,
-        the partition takes the table's.
+    def _exchange(self, job: Job) -> tuple[Table, ...]:
+        """Both tables of EXCHANGE PARTITION, with the ids of the plain table and of the partition
+        swapped.
         """
         partition_id, table_id = job.exchanged
         plain, partitioned = self._tables.get(job.table_id), self._tables.get(table_id)
@@ -316,7 +316,7 @@ class SchemaHistory:
 
     def _remove(self, *table_ids: int) -> tuple[Table, ...]:
         gone = [self._tables.pop(number) for number in table_ids if number in self._tables]
-        return tuple(filter(_is_users, gone))
+        return tuple(filter(_belongs_to_users, gone))
 
 
 def _modified(job: Job, commit_ts: int) -> dict[str, Any]:
@@ -331,7 +331,7 @@ def _is_normal(table: Table) -> bool:
     return not table.info.get("mode")
 
 
-def _is_users(table: Table) -> bool:
+def _belongs_to_users(table: Table) -> bool:
     return table.has_rows and table.schema_name.lower() not in OF_TIDB
 
 

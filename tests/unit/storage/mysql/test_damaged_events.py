@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from storage.model.errors import CorruptError, InvalidError
-from storage.mysql.arrow import arrow_columns, inexact_key
+from storage.mysql.arrow import ambiguous_key, arrow_columns
 from storage.mysql.binary_row import binary_keys
 from storage.mysql.buffer import PAD_BYTES, Bytes
 from storage.mysql.changes import Plan, read_changes
@@ -154,7 +154,7 @@ def read_cells(kind: Type, meta: int, data: bytes, *, text: bool) -> None:
         with suppress(CorruptError):
             arrow_columns(table, pa.array([row + data] * 2, pa.binary()))
         with suppress(CorruptError):
-            inexact_key(table, pa.array([row + data] * 2, pa.binary()))
+            ambiguous_key(table, pa.array([row + data] * 2, pa.binary()))
     with suppress(CorruptError):
         binary_keys(
             Bytes.padded(b"\0\0" + data), np.zeros(1, np.int64), table.columns, Plan.of(table).key
