@@ -24,7 +24,7 @@ def metrics_of(query: str) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in _NAME.findall(plain)}
 
 
-def asked_now(query: str) -> str:
+def with_variables(query: str) -> str:
     """The query as Grafana sends it, with every changefeed chosen."""
     return query.replace("$__rate_interval", "1m").replace("$changefeed", ".*")
 

@@ -33,10 +33,10 @@ def is_installed() -> bool:
 
 
 class Broker:
-    """One broker that is its own controller; `kill` and `start` keep what it holds."""
+    """One broker that is its own controller; its data outlive `kill` and `start`."""
 
     def __init__(self, directory: Path, settings: dict[str, str] | None = None) -> None:
-        """`settings` are the broker's own, besides."""
+        """`settings` are added to the usual ones, and override them."""
         self._directory = directory
         self.port, self.sasl_port, self.tls_port, self._controller = free_ports(4)
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,17 +50,17 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """Where clients need no login."""
+        """The address of the listener without login."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def sasl_address(self) -> str:
-        """Where they must be `USER` with `PASSWORD`, by PLAIN."""
+        """The address of the listener with SASL PLAIN: `USER` and `PASSWORD`."""
         return f"127.0.0.1:{self.sasl_port}"
 
     @property
     def tls_address(self) -> str:
-        """Where they need TLS, if the broker was given certificates: see `tls_settings`."""
+        """The address of the TLS listener, if the broker has certificates: see `tls_settings`."""
         return f"127.0.0.1:{self.tls_port}"
 
     def start(self) -> None:
@@ -138,8 +138,8 @@ class Broker:
 
 
 def tls_settings(directory: Path) -> dict[str, str]:
-    """Those of a broker that asks clients for certificates: `server.pem` is its own, with its key,
-    and `ca.pem` the authority's.
+    """The settings of a broker that requires certificates of clients: `server.pem` is its own, with
+    the key, `ca.pem` the authority's.
     """
     return {
         "ssl.keystore.type": "PEM",

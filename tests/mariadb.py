@@ -86,13 +86,13 @@ class MariaDb:
         return ["/usr/sbin/mariadbd", "--no-defaults", *self.places(), *SMALL, *BINLOG, *self.flags]
 
     def prepared_datadir(self) -> Path:
-        """A fresh data directory to copy, made once for a machine and version of the server:
-        seconds saved.
+        """A fresh data directory to copy: made once for each machine and version of the server,
+        since it takes seconds to make.
         """
         return _prepared_datadir()
 
     def places(self) -> list[str]:
-        """Where it is: its directory, sockets and number."""
+        """The flags with its directory, sockets and server id."""
         return [
             f"--user={user_of_process()}",
             f"--datadir={self.directory / 'data'}",
@@ -156,7 +156,7 @@ class MariaDb:
         )
 
     def execute(self, *statements: str, database: str | None = None) -> list[tuple[Any, ...]]:
-        """Run statements in one new session; the rows of the last one."""
+        """Run statements in one new session; returns the rows of the last one."""
         connection = self.connect(database)
         try:
             with connection.cursor() as cursor:
@@ -169,7 +169,7 @@ class MariaDb:
                 self._wait_gone(connection.thread_id())
 
     def database(self, prefix: str = "t") -> str:
-        """Create a database nobody else uses; its name."""
+        """Create a database that nobody else uses; returns its name."""
         name = f"{prefix}_{os.getpid()}_{next(_databases)}"
         self.execute(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4")
         return name
@@ -194,8 +194,8 @@ class MariaDb:
         assert reached == 0, f"the replica did not reach {position}\n{self.log_end()}"
 
     def _wait_gone(self, session: int) -> None:
-        """Until what a session has prepared can be ended by others:
-        for a moment after its end it is not known.
+        """Wait until a session is gone: only then may others end the XA transaction that it has
+        prepared.
         """
         deadline = time.monotonic() + READY_S
         while self.execute(f"SELECT id FROM information_schema.processlist WHERE id = {session}"):
@@ -203,12 +203,12 @@ class MariaDb:
             time.sleep(0.01)
 
     def log_end(self) -> str:
-        """The last that it logged."""
+        """The end of the server's log."""
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
 
 
 def mariadb_only(reason: str) -> pytest.MarkDecorator:
-    """Mark a test, or a case of one, that asks for what MySQL has not, and say what that is."""
+    """Mark a test, or a case of one, that needs what MySQL does not have: the `reason`."""
     return pytest.mark.skipif(bool(MYSQLD), reason=f"of MariaDB only: {reason}")
 
 
@@ -216,8 +216,8 @@ def mariadb_only(reason: str) -> pytest.MarkDecorator:
 def running_mariadb(
     *flags: str, server_id: int = 1, primary: MariaDb | None = None
 ) -> Iterator[MariaDb]:
-    """A started server with further flags, which win over the usual ones;
-    a replica of `primary` if there is one.
+    """A running server for the block, a replica of `primary` if there is one; `flags` override the
+    usual ones.
     """
     directory = Path(tempfile.mkdtemp(prefix="tm-db-"))
     try:

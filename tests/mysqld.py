@@ -20,7 +20,7 @@ import pytest
 
 from tests.mariadb import MYSQLD, READY_S, MariaDb, rename_ready, user_of_process
 
-SAID = (
+MYSQL_SYNTAX = (
     (r"\bSHOW MASTER STATUS\b", "SHOW BINARY LOG STATUS"),
     (
         r"\bFROM seq_(\d+)_to_(\d+)",
@@ -40,12 +40,12 @@ SAID = (
     (r"^--log-bin-compress-min-len=.*", "--binlog-transaction-compression-level-zstd=1"),
     (r"^--innodb-log-file-size=", "--innodb-redo-log-capacity="),
 )
-"""MariaDB's forms of what both have, as MySQL has them, of statements and flags;
-types that it lacks are left out.
+"""MariaDB's syntax of statements and flags, and MySQL's for the same; types that MySQL lacks are
+left out.
 """
 ONLY_MARIADB = (1064, 1067, 1101, 1149, 1170, 1193, 1231, 1273, 1286, 1305)
-"""Codes of what this server does not take: syntax, defaults, keys, variables, collations,
-engines, functions.
+"""Error codes of what only MariaDB takes: syntax, defaults, keys, variables, collations, engines,
+functions.
 """
 FLAGS = (
     "--mysqlx=OFF",
@@ -80,9 +80,9 @@ _UNCHECKED = ssl.create_default_context()
 _UNCHECKED.check_hostname, _UNCHECKED.verify_mode = False, ssl.CERT_NONE
 
 
-def said(statement: str) -> str:
-    """A statement or a flag of a test as MySQL has it."""
-    for theirs, ours in SAID:
+def in_mysql_syntax(statement: str) -> str:
+    """A statement or a flag of a test, which are written for MariaDB, in MySQL's syntax."""
+    for theirs, ours in MYSQL_SYNTAX:
         statement = re.sub(theirs, ours, statement)
     return statement
 
@@ -93,7 +93,7 @@ class MySql(MariaDb):
     """
 
     def arguments(self) -> list[str]:
-        return [MYSQLD, "--no-defaults", *self.places(), *FLAGS, *map(said, self.flags)]
+        return [MYSQLD, "--no-defaults", *self.places(), *FLAGS, *map(in_mysql_syntax, self.flags)]
 
     def prepared_datadir(self) -> Path:
         return _prepared_datadir()
@@ -109,7 +109,7 @@ class MySql(MariaDb):
 
     def execute(self, *statements: str, database: str | None = None) -> list[tuple[Any, ...]]:
         try:
-            rows = super().execute(*map(said, statements), database=database)
+            rows = super().execute(*map(in_mysql_syntax, statements), database=database)
         except pymysql.Error as error:
             if error.args[0] in ONLY_MARIADB:
                 pytest.skip(f"MySQL: {error}")
@@ -119,8 +119,8 @@ class MySql(MariaDb):
         return rows
 
     def _log_in_once(self, user: str, password: str) -> None:
-        """By TLS, so that the server has what it needs for logins with this password without
-        TLS.
+        """Log in by TLS once: from then on the server has the password in its cache, which logins
+        without TLS need (caching_sha2_password).
         """
         pymysql.connect(
             host="127.0.0.1", port=self.port, user=user, password=password, ssl=_UNCHECKED

@@ -76,7 +76,7 @@ class Collector(TraceServiceServicer):
         return pb.ExportTraceServiceResponse()
 
     def wait_for(self, seen: Callable[[list[Received]], object]):
-        """What `seen` makes of the spans, once that is something."""
+        """Wait until `seen` returns something true for the spans so far; returns that."""
         deadline = time.monotonic() + PATIENCE_S
         with self._changed:
             while not (outcome := seen(self.spans)):

@@ -1,14 +1,14 @@
-"""Ports for servers that tests start, kill and start again:
-none that the kernel gives to others in the meantime.
+"""Ports for servers that tests start, kill and start again: the kernel gives none of them to
+anybody else in the meantime.
 
-A port of 0 is good for a server that listens once. One that comes back at its old port may find it
-taken by then: by a client's connection, or by another server that asked for any. So these lie below
-the range that the kernel chooses from, each process of pytest-xdist has its own, and none is given
-twice before all were.
+Port 0 is good for a server that listens once. One that is started again at its old port may find it
+taken, by a client's connection or by another server that listens at port 0. So these ports lie
+below the range that the kernel chooses from, each process of pytest-xdist has its own, and none is
+given twice before all were.
 
-Several sessions may run at once, in whatever directory: a port belongs to the process that locked
-its byte of a file which all share, until that process ends. That nobody listens on a port says
-nothing by itself: the one that it was given to may not have begun yet, or have been killed.
+Several test sessions may run at once, in different directories: a port belongs to the process that
+has locked its byte of a file which all share, until that process ends. It is not enough to look
+whether somebody listens: the server of another test may not have begun yet, or have been killed.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many, all different."""
+    """Several different ports that nobody listens on now."""
     return [next(_free) for _ in range(count)]
 
 
@@ -53,7 +53,7 @@ def _free_ports() -> Iterator[int]:
 
 
 def _last() -> int:
-    """The range's end; where the kernel chooses from nearly all ports, there is no better one."""
+    """The last port of the range; where the kernel chooses from nearly all ports, the usual one."""
     lowest = int(_KERNELS_CHOICE.read_text().split()[0]) if _KERNELS_CHOICE.exists() else _LAST + 1
     return min(_LAST, lowest - 1) if lowest > _FIRST + 1000 else _LAST
 
@@ -66,7 +66,7 @@ def _locks() -> IO[bytes]:
 
 
 def _is_ours(port: int) -> bool:
-    """Whether this process has the port, or takes it now. The kernel gives it back at its end."""
+    """Whether this process has the lock of the port, or gets it now; it has it until it ends."""
     try:
         fcntl.lockf(_locks(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except OSError:

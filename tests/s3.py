@@ -1,4 +1,4 @@
-"""An S3 server on a socket: moto's, behind a door that can be shut and that looks at keys."""
+"""An S3 server on a socket (moto) that can be made unavailable, and that checks access keys."""
 
 import itertools
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ _ERROR = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Messag
 
 class _Quiet(WSGIRequestHandler):
     def log(self, *_: Any) -> None:
-        """Not to the tests' output."""
+        """Log nothing: it would be in the tests' output."""
 
 
 class S3:
-    """The server, with one empty bucket; `keys` are the access keys of clients that it lets in.
+    """The server, with one empty bucket; `keys` are the access keys that it accepts.
 
-    The key `server` it always lets in, for a catalog that is as well as ever.
+    The key `server` is always accepted: it is that of a catalog, which goes on working.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class S3:
         self.bucket = f"lake{next(_numbers)}"
         self.keys = {"right"}
         self.refusal = "InvalidAccessKeyId"
-        """The error of those that it does not let in."""
+        """The error code for all other keys."""
         self.down = False
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(

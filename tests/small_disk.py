@@ -1,5 +1,5 @@
-"""A disk that is soon full: a tmpfs in a mount namespace of its own, which goes with us,
-whatever kills us.
+"""A small disk, to be filled: a tmpfs in a mount namespace of its own, which ends with the test's
+process, whatever ends that.
 """
 
 import subprocess
@@ -15,8 +15,8 @@ _MOUNT = 'mount -t tmpfs -o size="$1" tmpfs "$2" && echo mounted && exec cat'
 
 @contextmanager
 def small_disk(directory: Path, size: str) -> Iterator[Path]:
-    """A file system of `size`, as tmpfs takes it, for the block; mounted for its holder only,
-    seen through it.
+    """A file system of `size` (in tmpfs's form) for the block. It is mounted in the namespace of a
+    child process, and seen through that process's /proc/PID/root.
     """
     directory.mkdir()
     command = ("unshare", "--mount", "sh", "-c", _MOUNT, "sh", size, str(directory))

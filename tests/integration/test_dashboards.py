@@ -27,7 +27,7 @@ from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
 from deploy.grafana.panels import DASHBOARDS
 from storage.model.ts import compose
-from tests.dashboards import ROOT, asked_now
+from tests.dashboards import ROOT, with_variables
 from tests.mariadb import running_mariadb
 from tests.ports import free_port
 
@@ -120,7 +120,7 @@ def prometheus(directory: Path, target: str) -> Iterator[str]:
 
 def answer(address: str, query: str) -> list[dict[str, Any]]:
     """The series with a number; none while Prometheus starts."""
-    parameters = urllib.parse.urlencode({"query": asked_now(query)})
+    parameters = urllib.parse.urlencode({"query": with_variables(query)})
     url = f"http://{address}/api/v1/query?{parameters}"
     try:
         with urllib.request.urlopen(url, timeout=30) as response:

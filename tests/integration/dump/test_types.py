@@ -17,7 +17,7 @@ from tests.integration.dump.more_types import MORE, MORE_ROWS
 from tests.integration.mysql.every_type import COLUMNS, ROWS
 from tests.integration.mysql.replica import following
 from tests.mariadb import MYSQLD, MariaDb, running_mariadb
-from tests.mysqld import said
+from tests.mysqld import in_mysql_syntax
 
 SERVERS = {
     "usual": [],
@@ -65,7 +65,7 @@ LACKED = 3 if MYSQLD else 0
 
 def write(server: MariaDb) -> None:
     server.execute(f"CREATE TABLE d.t (id INT PRIMARY KEY, {COLUMNS}{MORE}) CHARACTER SET utf8mb4")
-    keyed = said(KEYED) if MYSQLD else KEYED
+    keyed = in_mysql_syntax(KEYED) if MYSQLD else KEYED
     names = ", ".join(
         column.split()[0] for column in keyed.split(",") if column.split()[0].startswith("k")
     )
