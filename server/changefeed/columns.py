@@ -23,10 +23,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from server.changefeed.filter import TableFilter
+from server.changefeed.filter import TableFilter, column_pattern, table_and_rest
 from server.changefeed.identity import Identity, by_identity, fields
 from server.changefeed.table import SourceTable, TableRecord
-from server.changefeed.table_rule import column_pattern, parts_of
 from sink.mounter import whole_mounter
 from storage.model.errors import InvalidError
 from storage.tidb.field_type import NULL_DATES, SHOWN_DATES
@@ -233,7 +232,7 @@ def _columns(table: SourceTable) -> list[str]:
 
 
 def _rule(text: str) -> _Rule:
-    parts = parts_of(text)
+    parts = table_and_rest(text)
     names = [part.strip() for part in parts[1].split(",")] if parts else []
     if parts is None or not all(name.removeprefix("!") for name in names):
         raise ColumnRuleError(

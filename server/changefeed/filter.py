@@ -1,4 +1,5 @@
-r"""The table filter of a changefeed, in TiDB's table-filter rules. Pure.
+r"""The table filter of a changefeed, in TiDB's table-filter rules; and the syntax `TABLE=…` of the
+rules about columns, masks and names in the target, where TABLE is such a rule. Pure.
 
 A rule is `schema.table`, with `!` before it to leave tables out; the last rule that
 matches decides. In names `*` is any text, `?` one character, `[a-z]` and `[!a-z]` one of a set, `\`
@@ -17,6 +18,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import translate
 from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -31,6 +33,10 @@ RULE_CHARACTERS_MAX: Final = 1024
 _PLAIN: Final = re.compile(r"[\w$\-]|[^\x00-\x7f]")
 _SET_PART: Final = re.compile(r"(.)-(.)|(.)", re.DOTALL)
 _QUOTES: Final = '"`'
+# `=` ends the table's name, but may stand inside of a quoted name or a regular expression.
+_PARTS: Final = re.compile(
+    r"""((?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|/(?:[^/\\]|\\.)+/|[^="`/])+)=(.*)""", re.DOTALL
+)
 
 
 class FilterRuleError(InvalidError):
@@ -305,3 +311,17 @@ class _Parser:
 def _set_part(part: tuple[str, str, str]) -> str:
     first, last, single = map(re.escape, part)
     return single or f"{first}-{last}"
+
+
+def table_and_rest(text: str) -> tuple[str, str] | None:
+    """Split a rule `TABLE=…`; None: it does not have that form, or begins with `!`."""
+    match = _PARTS.fullmatch(text)
+    if match is None or match[1].strip().startswith("!"):
+        return None
+    return match[1], match[2]
+
+
+def column_pattern(name: str) -> re.Pattern[str]:
+    """Matches the columns of a name with `*` and `?`, in any case."""
+    # fnmatch reads [sets], which these rules do not have: a bracket stands for itself.
+    return re.compile(translate(name.replace("[", "[[]")), re.IGNORECASE)

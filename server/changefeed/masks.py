@@ -18,11 +18,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from server.changefeed.filter import TableFilter
+from server.changefeed.filter import TableFilter, column_pattern, table_and_rest
 from server.changefeed.identity import by_identity, fields
 from server.changefeed.salt import Salt
 from server.changefeed.table import SourceTable, TableRecord
-from server.changefeed.table_rule import column_pattern, parts_of
 from sink.masking import Mask, MaskError
 from sink.mounter import default_of, whole_mounter
 
@@ -178,7 +177,7 @@ def _is_whole(kind: pa.DataType) -> bool:
 
 
 def _rule(text: str) -> _Rule:
-    parts = parts_of(text)
+    parts = table_and_rest(text)
     columns = [part.strip() for part in parts[1].split(",")] if parts else []
     if parts is None or not all(":" in column for column in columns):
         raise MaskError(

@@ -33,9 +33,8 @@ from pyspark_tidemark.lake.registry import FORMATS, merging_formats
 from pyspark_tidemark.lake.shards import merged_table
 from pyspark_tidemark.sink_uri import format_of, settings_of
 
-from server.changefeed.filter import TableFilter
+from server.changefeed.filter import TableFilter, table_and_rest
 from server.changefeed.table import ShardOf, SourceTable, TableRecord
-from server.changefeed.table_rule import parts_of
 from storage.model.errors import InvalidError
 
 RULES_MAX: Final = 1024
@@ -274,7 +273,7 @@ def check_taken_over(
 
 
 def _rule(text: str) -> _Rule:
-    tables, target = (part.strip() for part in parts_of(text) or ("", ""))
+    tables, target = (part.strip() for part in table_and_rest(text) or ("", ""))
     shards = _SHARDS.fullmatch(target)
     target, shard_column = (shards[1], shards[2]) if shards else (target, "")
     schema, _, table = (part.strip() for part in target.partition("."))

@@ -20,8 +20,8 @@ from server.capture.api_v2.members import (
     is_uint32,
 )
 from server.capture.errors import ParameterError
+from server.changefeed.filter import table_and_rest
 from server.changefeed.source import takes_keyless
-from server.changefeed.table_rule import parts_of
 from server.changefeed.view import event_filters
 
 _SECOND_NS: Final = 1_000_000_000
@@ -262,7 +262,7 @@ def _sink_config(changefeed: pb.Changefeed) -> dict[str, Any]:
 
 def _parted(rule: str) -> tuple[str, str]:
     """The tables that a rule is about, and what it says of them."""
-    tables, text = parts_of(rule) or (rule, "")
+    tables, text = table_and_rest(rule) or (rule, "")
     return tables, text
 
 

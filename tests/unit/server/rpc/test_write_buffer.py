@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.rpc.write_buffer import WriteBuffer
+from server.rpc.transaction import WriteBuffer
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
 PAIRS = st.dictionaries(KEYS, st.binary(max_size=2))
