@@ -25,7 +25,7 @@ from storage.tasks import gather
 
 MAX_KEY_BYTES = 8192
 KEPT_MS = 24 * 3600 * 1000
-# a store that hangs holds up its range for minutes; the other ranges go on meanwhile
+# A store that hangs delays its range by minutes; the other ranges are not delayed.
 _CONCURRENT_RANGES = 4
 
 
@@ -53,11 +53,11 @@ class DeleteRange:
 
     @property
     def name(self) -> str:
-        """Its place among the records."""
+        """The end of its record's key."""
         return f"{self.job_id}/{self.element_id}"
 
-    def same(self, other: "DeleteRange") -> bool:
-        """Whether both mean the same drop, whatever its progress."""
+    def is_same_drop(self, other: "DeleteRange") -> bool:
+        """Whether both are of the same drop, whatever their progress."""
         return replace(self, done_ms=0, attempts=0, error="") == replace(
             other, done_ms=0, attempts=0, error=""
         )
@@ -92,7 +92,7 @@ class DeleteRange:
 
     @classmethod
     def unreadable(cls, name: str, error: str) -> "DeleteRange":
-        """A stand-in for a record that cannot be read: shown to people, never due."""
+        """In place of a record that cannot be read: it is shown to people, and never due."""
         job_id, _, element_id = name.partition("/")
         job, element = (
             int(part) if part.lstrip("-").isdecimal() else 0 for part in (job_id, element_id)
@@ -128,7 +128,7 @@ async def register(records: Records, new: DeleteRange) -> None:
     # nothing twice.
     if not await records.write({key: new.to_json()}, {key: 0, DONE + new.name: 0}):
         recorded = [*await load(records, PENDING), *await load(records, DONE)]
-        if not any(old.name == new.name and old.same(new) for old in recorded):
+        if not any(old.name == new.name and old.is_same_drop(new) for old in recorded):
             raise DeleteRangeError(
                 f"job {new.job_id} element {new.element_id} has another range already"
             )

@@ -1,17 +1,17 @@
 """A GC round from its safepoint to its end, as the GC leader runs it, and a dry run of it.
 
 A round goes prepare → resolve locks → delete ranges → do gc. `GCLeader.run_round` runs one and
-tells a `Listener` of each step; `make_plan` tells what a round begun now would do, and moves and
-touches nothing.
+reports each step to a `Listener`; `make_plan` returns what a round begun now would do, and changes
+nothing.
 
 1. Before anything else the leader records that a round begins, on condition that it still leads and
-   that no setting changed since it was read. What is held, destroyed or collected afterwards was
-   approved by that; a request may arrive late, even from a worker that leads no more, and takes
-   only what the cluster had given up already.
-2. The safepoint is saved before anything is done in its name (TiDB: "update the safepoint first,
-   delete ranges after").
-3. A safepoint counts as collected only when a round went through all of its phases; until then the
-   next round does them.
+   that no setting changed since it was read. All later steps rest on that record. A request may
+   arrive late, even from a worker that has lost the lead: it deletes only what that round was
+   allowed to delete.
+2. The safepoint is saved before any step uses it (TiDB: "update the safepoint first, delete ranges
+   after").
+3. A safepoint counts as collected when a round has gone through all phases; until then the next
+   round repeats them.
 """
 
 import enum
@@ -98,7 +98,7 @@ class Listener(Protocol):
     `server.gc_worker.listener` writes logs and metrics of them.
     """
 
-    def led(self, *, leads: bool) -> None:
+    def tick_ended(self, *, leads: bool) -> None:
         """A tick ended; `leads` says whether this worker leads."""
         ...
 
@@ -119,7 +119,7 @@ class Listener(Protocol):
         ...
 
     def round_skipped(self, err: TidemarkError) -> None:
-        """A round was due while another one was in its first phases."""
+        """A round was due while another one had not reached Do GC."""
         ...
 
     def held_back(self, gc_round: Round, target_ts: int, *, moved: bool) -> None:
@@ -135,21 +135,21 @@ class Listener(Protocol):
     def stage_ended(
         self, stage: Stage, gc_round: Round, seconds: float, err: TidemarkError | None
     ) -> None:
-        """A stage was gone through, or an error ended it."""
+        """A stage has ended, with an error or without."""
         ...
 
     def page_resolved(self, locks: int, *, more: bool) -> None:
-        """A page of locks is gone; `more`: its region has others."""
+        """All locks of a page are resolved; `more`: the region has further pages."""
         ...
 
     def range_deleted(
         self, delete_range: DeleteRange, err: TidemarkError | None, *, redo: bool
     ) -> None:
-        """A range was destroyed, or could not be."""
+        """A range was destroyed, or `err` says why not."""
         ...
 
     def region_collected(self, err: TidemarkError | None) -> None:
-        """A region dropped its old versions, or did not (mode central)."""
+        """A region has dropped its old versions, or `err` says why not (mode central)."""
         ...
 
     def round_ended(self, gc_round: Round) -> None:
@@ -231,7 +231,8 @@ class GCLeader:
         await self._enter(round_id, Phase.RESOLVE_LOCKS)
         if fresh:
             await self._resolve_locks(round_id, config)
-        # Locks come first: a lock's fate stands at its primary, which may lie in a dropped range.
+        # Locks come first: the record that decides a lock is at its primary key, which may lie in a
+        # dropped range.
         await self._enter(round_id, Phase.DELETE_RANGES)
         await self._delete_ranges(round_id, ranges)
         if not fresh:
@@ -241,15 +242,15 @@ class GCLeader:
         return await self._do_gc(round_id, config)
 
     async def _prepare(self, round_id: int) -> tuple[GCConfig, bool]:
-        """Decide the safepoint and save it; returns the settings,
-        and whether that safepoint was not collected yet.
+        """Choose the safepoint and save it; returns the settings, and whether that safepoint is
+        still to be collected.
         """
-        config, target = await self._approve(round_id)
+        config, target = await self._record_beginning(round_id)
         saved = await read_ts(self._records, SAFE_POINT_TS)
-        bound = await self._hold(target) if target.ts >= saved else target
+        bound = await self._ask_services(target) if target.ts >= saved else target
         moved = bound.ts > saved
         # A safepoint never goes back: transactions below the saved one have been refused already.
-        self._rounds.aim(round_id, max(saved, bound.ts), bound.blocker)
+        self._rounds.set_safe_point(round_id, max(saved, bound.ts), bound.blocker)
         if bound.blocker or not moved:
             self._listener.held_back(self._rounds[round_id], target.ts, moved=moved)
         if moved:
@@ -259,18 +260,18 @@ class GCLeader:
             await self._write({SAFE_POINT: saved_time, SAFE_POINT_TS: str(bound.ts)})
         return config, saved <= bound.ts != await read_ts(self._records, COLLECTED_TS)
 
-    async def _hold(self, target: SafePointBound) -> SafePointBound:
+    async def _ask_services(self, target: SafePointBound) -> SafePointBound:
         try:
             lowest = await self._cluster.hold_safe_point(target.ts)
         except SafePointDecreasesError:
-            # An earlier leader went further than we would. Nothing new is given up until time has
-            # gone by.
+            # An earlier leader has published a greater one: the safepoint stays until the target
+            # is above that.
             return SafePointBound(0)
         return limited_by_service(target, lowest.safe_point, lowest.service_id)
 
-    async def _approve(self, round_id: int) -> tuple[GCConfig, SafePointBound]:
-        """Record the round's beginning under the settings it read;
-        returns them and the safepoint to ask for.
+    async def _record_beginning(self, round_id: int) -> tuple[GCConfig, SafePointBound]:
+        """Record that the round begins with the settings it has read; returns these, and the
+        safepoint to ask for.
         """
         for _ in range(_ATTEMPTS):
             settings = await read_settings(self._records)
@@ -301,7 +302,7 @@ class GCLeader:
 
     async def _resolve_locks(self, round_id: int, config: GCConfig) -> None:
         stores = await self._cluster.ranges_by_store()
-        self._rounds.expect(round_id, sum(map(len, stores.values())))
+        self._rounds.set_total(round_id, sum(map(len, stores.values())))
 
         def count(page: LockPage) -> None:
             self._rounds.count(round_id, regions=int(not page.more), resolved_locks=len(page.locks))
@@ -313,7 +314,7 @@ class GCLeader:
             )
 
     async def _delete_ranges(self, round_id: int, ranges: DueRanges) -> None:
-        self._rounds.expect(round_id, len(ranges))
+        self._rounds.set_total(round_id, len(ranges))
         async with self._stage(Stage.DELETE_RANGES, round_id):
             await delete_first(
                 self._cluster,
@@ -363,7 +364,7 @@ class GCLeader:
         ranges = await central.plan(
             await self._cluster.ranges_by_store(), self._rounds[round_id].safe_point
         )
-        self._rounds.expect(round_id, len(ranges.store_ranges))
+        self._rounds.set_total(round_id, len(ranges.store_ranges))
 
         def report(err: TidemarkError | None) -> None:
             self._rounds.count(round_id, collected_regions=int(err is None))

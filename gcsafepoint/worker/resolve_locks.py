@@ -1,5 +1,5 @@
-"""The phase Resolve Locks: no lock older than the safepoint may outlive the records that would
-decide it.
+"""The phase Resolve Locks: all locks older than the safepoint are resolved before the records by
+which they are decided are collected.
 
 A worker handles one page of one store's locks at a time and checks the primaries of a page
 concurrently, so that stores can make their rollbacks durable together. A transaction's outcome is
@@ -14,12 +14,12 @@ from storage.model.span import KeyRange
 from storage.tasks import gather
 
 Count = Callable[[LockPage], None]
-"""Called with each page whose locks are gone; other locks of its transactions in the region went
-with it.
+"""Called with each page whose locks are resolved, with all other locks of its transactions in the
+region.
 """
 
 _CONCURRENT_CHECKS = 16
-_REMEMBERED = 1 << 16
+_DECISIONS_KEPT = 1 << 16
 
 
 async def resolve_locks(
@@ -36,7 +36,7 @@ async def resolve_locks(
 
     async def step(within: KeyRange) -> bytes | None:
         page = await cluster.scan_locks(within, safe_point)
-        decided = await decisions.of_page(page)
+        decided = await decisions.decide_page(page)
         # The region split or moved: scan from the same key again.
         if decided and not await cluster.resolve(page, decided):
             return within.start_key
@@ -58,9 +58,9 @@ class TransactionDecisions:
         self._cluster = cluster
         self._commit_ts: dict[int, int] = {}
 
-    async def of_page(self, page: LockPage) -> dict[int, int]:
-        """Decide all of a page's transactions; pessimistic locks are removed,
-        they need no decision.
+    async def decide_page(self, page: LockPage) -> dict[int, int]:
+        """Decide all transactions of a page, and remove its pessimistic locks, which need no
+        decision.
         """
         # One lock of each transaction: all of them name the same primary.
         first = {lock.start_ts: lock for lock in reversed(page.locks) if not lock.pessimistic}
@@ -71,7 +71,7 @@ class TransactionDecisions:
         waiting = iter([*unknown, *(lock for lock in page.locks if lock.pessimistic)])
         await gather(self._work(waiting, decided) for _ in range(_CONCURRENT_CHECKS))
         self._commit_ts |= decided
-        for start_ts in list(self._commit_ts)[: max(0, len(self._commit_ts) - _REMEMBERED)]:
+        for start_ts in list(self._commit_ts)[: max(0, len(self._commit_ts) - _DECISIONS_KEPT)]:
             del self._commit_ts[start_ts]
         return decided
 

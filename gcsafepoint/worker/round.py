@@ -98,7 +98,7 @@ class Round:
 
 
 class Rounds:
-    """Which rounds run; of those that ended, the last."""
+    """The running rounds, and the last one that has ended."""
 
     def __init__(self, worker: str = "") -> None:
         self._worker = worker
@@ -142,20 +142,20 @@ class Rounds:
             f"from {before.phase.label} to {phase.label}"
         )
         self._running[round_id] = replace(
-            _phase_left(before, now_ms), phase=phase, phase_started_ms=now_ms, total=0, done=0
+            _with_phase_ended(before, now_ms), phase=phase, phase_started_ms=now_ms, total=0, done=0
         )
         if phase is Phase.DO_GC:
             self._newest_in_do_gc = max(self._newest_in_do_gc, round_id)
         return self._running[round_id]
 
-    def aim(self, round_id: int, safe_point: int, blocker: str = "") -> None:
+    def set_safe_point(self, round_id: int, safe_point: int, blocker: str = "") -> None:
         """Set the round's safepoint, before its first phase on data."""
         before = self._running[round_id]
         assert before.phase is Phase.PREPARE, f"a safepoint for {before.phase.label}"
         self._running[round_id] = replace(before, safe_point=safe_point, blocker=blocker)
 
-    def expect(self, round_id: int, total: int) -> None:
-        """Set how much the current phase has to do."""
+    def set_total(self, round_id: int, total: int) -> None:
+        """Set how many regions or ranges the current phase has to do."""
         self._running[round_id] = replace(self._running[round_id], total=total)
 
     def superseded(self, round_id: int) -> bool:
@@ -185,15 +185,15 @@ class Rounds:
         )
 
     def end(self, round_id: int, result: Result, now_ms: int, error: str = "") -> Round:
-        """Take the round from the running ones."""
-        gc_round = _phase_left(self._running.pop(round_id), now_ms)
+        """End a running round."""
+        gc_round = _with_phase_ended(self._running.pop(round_id), now_ms)
         self.last = replace(
             gc_round, phase=Phase.ENDED, ended_ms=now_ms, result=result, error=error
         )
         return self.last
 
 
-def _phase_left(gc_round: Round, now_ms: int) -> Round:
+def _with_phase_ended(gc_round: Round, now_ms: int) -> Round:
     took_ms = {
         **gc_round.phase_ms,
         gc_round.phase.label: max(0, now_ms - gc_round.phase_started_ms),
@@ -214,8 +214,8 @@ class SafePointBound:
 def target_safe_point(
     now_ts: int, life_time_ms: int, running: tuple[int, str] | None
 ) -> SafePointBound:
-    """The safepoint we would take were we alone; `running`:
-    start_ts and server of the oldest running transaction.
+    """The safepoint by the life time and by the oldest running transaction of a TiDB server:
+    `running` has its start_ts and the server.
     """
     by_age = compose(max(0, physical_ms(now_ts) - life_time_ms))
     # A transaction that began at the safepoint itself may still commit (rule 4).
@@ -226,9 +226,7 @@ def target_safe_point(
 
 
 def limited_by_service(target: SafePointBound, service_min: int, service_id: str) -> SafePointBound:
-    """The bound that remains of `target` after the minimum over all services, which is
-    `service_id`'s.
-    """
+    """The lower one of `target` and the minimum over all services, which `service_id` has."""
     return (
         SafePointBound(service_min, f"the service {service_id}")
         if service_min < target.ts

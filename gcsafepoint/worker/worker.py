@@ -104,7 +104,7 @@ class GCWorker:
             now_ms = physical_ms(await self._unguarded.now_ts())
             self.clock.set(marked_s, now_ms)
             leads = await self.election.tick(marked_s, now_ms)
-            self._listener.led(leads=leads)
+            self._listener.tick_ended(leads=leads)
             if leads and not self._led_at_last_tick:
                 await tidy_rounds(self._records, self.rounds.running, now_ms, self.election.fence)
             self._led_at_last_tick = leads
@@ -114,7 +114,7 @@ class GCWorker:
             if not self.election.leads:
                 # Cut off from the coordinator: the lease ran out, and another worker may lead.
                 self._led_at_last_tick = False
-                self._listener.led(leads=False)
+                self._listener.tick_ended(leads=False)
             return False
 
     async def settings_changed(self) -> None:

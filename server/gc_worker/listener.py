@@ -104,7 +104,7 @@ class LogAndCount:
         self._leads: bool | None = None
         self._enabled = True
 
-    def led(self, *, leads: bool) -> None:
+    def tick_ended(self, *, leads: bool) -> None:
         """See `Listener`; only changes are news."""
         ACTIONS.labels("check_leader").inc()
         LEADER.set(leads)

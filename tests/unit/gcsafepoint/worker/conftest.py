@@ -169,7 +169,7 @@ class Diary:
         self.forgotten: list[str] = []
         self.first_ended = asyncio.Event()
 
-    def led(self, *, leads: bool) -> None:
+    def tick_ended(self, *, leads: bool) -> None:
         self.leads.append(leads)
 
     def tick_failed(self, err: TidemarkError) -> None:

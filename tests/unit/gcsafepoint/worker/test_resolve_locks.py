@@ -72,16 +72,16 @@ async def test_a_transaction_is_decided_once_however_many_regions_it_touched(clu
 async def test_what_is_remembered_of_transactions_is_bounded(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gcsafepoint.worker.resolve_locks._REMEMBERED", 3)
+    monkeypatch.setattr("gcsafepoint.worker.resolve_locks._DECISIONS_KEPT", 3)
     decisions = TransactionDecisions(cluster)
     locks = [Lock(b"%d" % ts, ts, pessimistic=False, token=None) for ts in range(1, 9)]
     for lock in locks:
-        assert await decisions.of_page(LockPage([lock], None, None)) == {lock.start_ts: 0}
+        assert await decisions.decide_page(LockPage([lock], None, None)) == {lock.start_ts: 0}
     cluster.diary.clear()
     for lock in locks[-3:]:
-        await decisions.of_page(LockPage([lock], None, None))
+        await decisions.decide_page(LockPage([lock], None, None))
     assert cluster.diary == []
-    assert set(await decisions.of_page(LockPage(locks, None, None))) == set(range(1, 9))
+    assert set(await decisions.decide_page(LockPage(locks, None, None))) == set(range(1, 9))
 
 
 async def test_stores_are_worked_on_in_parallel_but_each_by_one_worker(cluster: Any) -> None:

@@ -79,19 +79,19 @@ def test_no_phase_can_be_left_out() -> None:
 def test_the_safepoint_is_set_before_the_first_phase_on_data() -> None:
     rounds = Rounds()
     number = rounds.admit(1, 1).id
-    rounds.aim(number, 7)
+    rounds.set_safe_point(number, 7)
     rounds.enter(number, Phase.RESOLVE_LOCKS, 2)
     assert rounds.newest is not None
     assert rounds.newest.safe_point == 7
     with pytest.raises(AssertionError):
-        rounds.aim(number, 8)
+        rounds.set_safe_point(number, 8)
 
 
 def test_a_phase_knows_how_long_the_others_took_and_how_long_it_will_still_take() -> None:
     rounds = Rounds("me")
     number = rounds.admit(1000, 1000).id
     rounds.enter(number, Phase.RESOLVE_LOCKS, 1010)
-    rounds.expect(number, 8)
+    rounds.set_total(number, 8)
     assert rounds[number].eta_ms(1500) is None
     rounds.count(number, regions=2, resolved_locks=7)
     assert rounds[number].eta_ms(1110) == 300

@@ -29,7 +29,7 @@ def value(name: str, **labels: str) -> float:
 def test_every_metric_has_tidbs_name() -> None:
     listener = LogAndCount("me")
     with capture_logs():
-        listener.led(leads=True)
+        listener.tick_ended(leads=True)
         listener.configured(GCConfig(life_time_ms=1000))
         listener.page_resolved(3, more=True)
         listener.range_deleted(DeleteRange(1, 1, b"a", b"b", 5), AWAY, redo=True)
@@ -65,7 +65,7 @@ def test_every_metric_has_tidbs_name() -> None:
     assert value("tidb_tikvclient_gc_region_too_many_locks")
     assert value("tidb_tikvclient_gc_unsafe_destroy_range_failures", type="send")
     with capture_logs():
-        listener.led(leads=False)
+        listener.tick_ended(leads=False)
     assert value("tidb_tikvclient_gc_config", type="tikv_gc_life_time") == 0.0
 
 
@@ -73,10 +73,10 @@ def test_only_the_leader_shows_the_safe_point() -> None:
     names = ("tidemark_gc_safe_point", "tidemark_gc_safe_point_timestamp_seconds")
     listener = LogAndCount("me")
     with capture_logs():
-        listener.led(leads=True)
+        listener.tick_ended(leads=True)
         listener.round_ended(IT)
         assert all(REGISTRY.get_sample_value(name) is not None for name in names)
-        listener.led(leads=False)
+        listener.tick_ended(leads=False)
         assert [REGISTRY.get_sample_value(name) for name in names] == [None, None]
         listener.round_ended(IT)  # it had begun before another worker was elected
     assert [REGISTRY.get_sample_value(name) for name in names] == [None, None]
