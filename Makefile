@@ -225,7 +225,7 @@ test-aged: setup jars ## Only the lakes of 300 cuts, restarted at each stage (fo
 	TIDEMARK_TEST_NIGHTLY=1 $(BIN)/pytest -q tests/integration/lake/test_aged.py
 
 .PHONY: test-nightly
-test-nightly: setup jars-s3 readers kafka ## The tests that are too long for each commit (forty minutes)
+test-nightly: setup jars-s3 readers kafka ## The tests that are too long for each commit (an hour)
 	TIDEMARK_TEST_NIGHTLY=1 $(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile -m nightly tests
 
 .PHONY: test-docker

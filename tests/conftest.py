@@ -9,6 +9,7 @@ hangs is to end some time, what is slow is not.
 import os
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -26,6 +27,7 @@ settings.register_profile(
 settings.load_profile("tidemark")
 
 PATIENCE_S = 400
+_HERE = Path(__file__).parent
 
 
 def pytest_configure() -> None:
@@ -36,11 +38,21 @@ def pytest_configure() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def nightly_tests() -> frozenset[str]:
+    """The tests of nightly.txt, as pytest names them from this directory on."""
+    lines = (_HERE / "nightly.txt").read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if not line.startswith("#"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by `-m nightly`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """No test has less time than this: it may be the first to need a server that others share,
     on a busy machine. Nightly ones are skipped by day.
     """
+    nightly = nightly_tests()
     for item in items:
+        if item.nodeid.removeprefix("tests/") in nightly:
+            item.add_marker(pytest.mark.nightly)
         if item.get_closest_marker("nightly") and _NIGHTLY not in os.environ:
             item.add_marker(pytest.mark.skip(f"nightly: make test-nightly, or {_NIGHTLY}=1"))
         bound = item.get_closest_marker("timeout")
