@@ -21,15 +21,18 @@ have different ones.
 
 
 class OtherClusterError(InvalidError):
-    """The capture and the coordinator belong to different clusters: no capture of the one's is
-    registered at the other.
+    """Two things that were named, or a backup and the place it goes to, are of different
+    clusters.
     """
 
     code = "ErrOtherCluster"
 
-    def __init__(self, capture: str, coordinator: str, option: str) -> None:
-        """By the addresses that were named; `option` names coordinators."""
-        super().__init__(
+    @classmethod
+    def of_capture(cls, capture: str, coordinator: str, option: str) -> Self:
+        """No capture at the address `capture` is registered at `coordinator`; `option` names
+        coordinators.
+        """
+        return cls(
             f"the capture at {capture} does not belong to the cluster of the coordinator at "
             f"{coordinator}; name the capture's coordinator with {option}"
         )

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from server.changefeed import keys
+from server.changefeed.captures import OtherClusterError
 from server.changefeed.source import KINDS, scheme_of
 from server.cli.arguments import add_yes, confirm
 from server.cli.output import Output
-from server.cli.remote import OtherClusterError, Remote
+from server.cli.remote import Remote
 from storage.meta.backup import Backup
 from storage.meta.meta import Meta, Put
 from storage.model.errors import ConflictError, CorruptError, InvalidError

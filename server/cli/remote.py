@@ -217,7 +217,9 @@ class Remote:
             return  # the call that follows says what is wrong there
         if captures and captures.isdisjoint(registered):
             default = "" if self.pd else " (the default)"
-            raise OtherClusterError(self.server, f"{self.pd or DEFAULT_PD}{default}", "--pd")
+            raise OtherClusterError.of_capture(
+                self.server, f"{self.pd or DEFAULT_PD}{default}", "--pd"
+            )
         self._is_checked = True
 
     @asynccontextmanager

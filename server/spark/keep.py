@@ -147,7 +147,7 @@ class LakeJobSupervisor:
                     return
                 differed += bool(captures)
             await asyncio.sleep(_POLL_SECONDS)
-        raise OtherClusterError(self._config.capture, coordinator, "--coordinator")
+        raise OtherClusterError.of_capture(self._config.capture, coordinator, "--coordinator")
 
     async def _registered(self, coordinator: str) -> set[str]:
         async with (

@@ -36,7 +36,7 @@ from server.puller.mysql.session.catalogue import (
 from server.puller.mysql.session.connection import Session
 from server.puller.mysql.session.errors import MySqlStatementError
 from storage.mysql.schema import Column, Table, Type
-from tests.fuzz.mysql.oracle import said
+from tests.fuzz.mysql.oracle import in_mysql_syntax
 from tests.mariadb import MariaDb, running_mariadb
 
 STATEMENTS: Final = 25
@@ -190,7 +190,7 @@ class Fuzz:
         if self.random.random() < 0.15:
             text = f"SET STATEMENT lock_wait_timeout=5 FOR {text}"
         text += self.random.choice(("", "", ";", " -- end", " /* x */"))
-        return text if self.dialect.mariadb else said(text)
+        return text if self.dialect.mariadb else in_mysql_syntax(text)
 
     def _any(self, names: Sequence[str]) -> str:
         return self._name(self.random.choice(names))

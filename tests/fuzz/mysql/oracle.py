@@ -10,9 +10,9 @@ from typing import Final
 
 from tests.fuzz.mysql import statements
 from tests.fuzz.mysql.statements import Writer
-from tests.mysqld import SAID as SAID_BY_TESTS
+from tests.mysqld import MYSQL_SYNTAX
 
-SAID: Final = (
+_OWN_SYNTAX: Final = (
     (r"SET STATEMENT \w+=\w+ FOR ", ""),
     (r"ENGINE=Aria", "ENGINE=MyISAM"),
     (r"/\*M!100000 ", "/*!80000 "),
@@ -37,7 +37,7 @@ class OracleWriter(Writer):
     """Makes steps for a MySQL of Oracle's, by TIDEMARK_TEST_MYSQLD."""
 
     def begin(self) -> list[str]:
-        return [said(step) for step in super().begin()]
+        return [in_mysql_syntax(step) for step in super().begin()]
 
     def step(self) -> str:
         if not self._script and self.random.random() < 0.12:
@@ -45,9 +45,9 @@ class OracleWriter(Writer):
         step = super().step()
         replaced = REPLACES.search(step)
         if replaced is not None:
-            self._script.insert(0, said(step))
+            self._script.insert(0, in_mysql_syntax(step))
             return f"{step[0]}: DROP TABLE IF EXISTS {replaced[1]}"
-        return said(step)
+        return in_mysql_syntax(step)
 
     def _own(self) -> str:
         """What MariaDB does not have."""
@@ -86,8 +86,8 @@ class OracleWriter(Writer):
         return made()
 
 
-def said(step: str) -> str:
+def in_mysql_syntax(step: str) -> str:
     """A step of MariaDB's as MySQL has it."""
-    for theirs, ours in (*SAID_BY_TESTS, *SAID):
+    for theirs, ours in (*MYSQL_SYNTAX, *_OWN_SYNTAX):
         step = re.sub(theirs, ours, step)
     return step

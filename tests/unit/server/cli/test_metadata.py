@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from server.changefeed import keys
+from server.changefeed.captures import OtherClusterError
 from server.cli.metadata import BackupFileError, check_cluster, chosen
-from server.cli.remote import OtherClusterError
 from storage.meta.backup import Backup
 
 SOURCES = {"bank": "", "binlogs": "pump://", "shop": "mysql://me@db", "shop-2": "mysql://me@db"}
