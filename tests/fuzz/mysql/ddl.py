@@ -60,7 +60,6 @@ TYPES: Final = (
     "VARCHAR(9) CHARACTER SET gbk", "CHAR(4) CHARACTER SET utf16", "VARCHAR(9) CHARSET ucs2", "TEXT CHARACTER SET cp1251",
     "VARCHAR(8) CHARACTER SET utf32", "VARCHAR(9) CHARACTER SET binary", "CHAR(9) COLLATE utf8mb4_unicode_ci", "BIT(64)", "TIME(6)",
     "VARCHAR(9) CHARACTER SET sjis", "CHAR(5) UNICODE", "BIGINT UNSIGNED", "BIGINT UNSIGNED ZEROFILL", "TEXT(20) CHARACTER SET utf32",
-    "ENUM('x','é')", "ENUM('é','y') CHARACTER SET latin1", "SET('p','ü') CHARACTER SET utf8mb3", "SET('é','日')",
 )  # fmt: skip
 DEFAULTS: Final = (
     "5", "-5", "0", "1.55", "-0.5", "'7'", "'12'", "'x'", "'p,q'", "0x41", "x'4142'", "b'101'", "TRUE", "NULL", "(7)",

@@ -140,7 +140,9 @@ class LogIndex:
             table_id = int(events.data.number(at, ID_BYTES)[0])
             if table_id not in self._mapped_ids:
                 self._mapped_ids.add(table_id)
-                self.see_table(events.body(number))
+                # MariaDB 11.8 gives events within a transaction no places.
+                has_place = bool(events.next_positions[number])
+                self.see_table(events.body(number), behind=int(not has_place))
         elif kind == EventType.MARIADB_GTID:
             gtid = MariaGtid.parse(events.header(number), events.body(number))
             self._passes = gtid.changes_nothing
@@ -151,12 +153,12 @@ class LogIndex:
             query = Query.parse(events.body(number))
             self.see_statement(statement_of(query, self._dialect), query.sql)
 
-    def see_table(self, body: bytes) -> None:
-        """Take the body of a TABLE_MAP at `end`."""
+    def see_table(self, body: bytes, *, behind: int = 0) -> None:
+        """Take the body of a TABLE_MAP at `end`, or `behind` what stands there."""
         name = TableMap.names(body)
         if name not in self._mapped:
             self._mapped.add(name)
-            self._put(body, name)
+            self._put(body, name, behind=behind)
 
     def see_statement(self, statement: Statement, sql: str) -> None:
         """Take a statement at `end`."""
@@ -174,10 +176,11 @@ class LogIndex:
             self._mapped.difference_update(names)
             self._put(action, *names)
 
-    def _put(self, entry: Action | bytes | None, *names: TableName) -> None:
+    def _put(self, entry: Action | bytes | None, *names: TableName, behind: int = 0) -> None:
         for name in names:
             self._by_name[name].append(len(self._entries))
-        self._orders.append(_order(self.end))
+        file, position = _order(self.end)
+        self._orders.append((file, position + behind))
         self._entries.append(entry)
 
     def search(self, name: TableName, place: Place) -> TableSearch:

@@ -375,10 +375,12 @@ class Transactions:
         self.position.passed(opened.gtid, opened.ts, next_position(events, event_number))
         if opened.statements:
             yield from self._runs.flush()
-            for query, statement, behind in opened.statements:
+            for query, statement, place_behind in opened.statements:
                 place = self.position.file, self.position.position
-                # What is compressed as one event has no places inside.
-                inside = opened.place[1] < behind <= self.position.position
+                # What is compressed as one event has no places inside. Nor has a transaction of
+                # MariaDB 11.8, whose statement comes first: the log goes on behind its begin.
+                behind = place_behind or (opened.place[1] if self._dialect.mariadb else 0)
+                inside = opened.place[1] <= behind <= self.position.position
                 yield LoggedStatement(
                     opened.ts - 1,
                     query,

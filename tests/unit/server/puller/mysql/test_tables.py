@@ -3,6 +3,7 @@ through renames and ghosts.
 """
 
 import contextlib
+import struct
 from typing import Any
 
 import pytest
@@ -30,8 +31,10 @@ from server.puller.mysql.transaction import scanner
 from server.puller.mysql.transaction.scanner import LogIndex, TableSearch, _answer, is_before
 from server.puller.mysql.transaction.transactions import LoggedStatement
 from storage.mysql.control import Query
+from storage.mysql.event import EventType
 from storage.mysql.schema import Column, Table, Type
 from storage.mysql.table_map import TableMap
+from tests.unit.storage.mysql.encode import LONG, event, events, table_map
 
 COLUMNS = (Column(name="id", type=Type.LONG, nullable=False), Column(name="v", type=Type.LONG))
 
@@ -292,6 +295,26 @@ def test_what_was_read_once_answers_for_each_place_in_it() -> None:
     assert index.search(("s", "c"), created).is_open
     # Only the first one behind each DDL is kept.
     assert len(index._entries) == 5
+
+
+def test_what_a_transaction_holds_without_places_comes_behind_its_begin() -> None:
+    """As in MariaDB 11.8, where only its first and last events have one."""
+    body = table_map(7, "t", [(LONG, 0)])
+    gtid = event(EventType.MARIADB_GTID, struct.pack("<QIB", 1, 0, 0) + bytes(6))
+    sql = b"CREATE OR REPLACE TABLE t (id INT)"
+    query = struct.pack("<IIBHH", 1, 0, 4, 0, 0) + b"shop\0" + sql
+    parts = [event(EventType.QUERY, query), event(EventType.TABLE_MAP, body)]
+    end = event(EventType.XID, bytes(8))
+    index = LogIndex(("log.000001", 100), Dialect())
+    index.see(events([at(gtid, 150), *parts, at(end, 400)]))
+    found = index.search(("shop", "t"), ("log.000001", 150))
+    assert (found.table_map, found.gone) == (body, False)
+    assert index.search(("shop", "t"), ("log.000001", 400)).is_open
+
+
+def at(whole: bytes, place: int) -> bytes:
+    """The event, with the place of its end."""
+    return whole[:13] + struct.pack("<I", place) + whole[17:]
 
 
 def test_a_table_that_is_altered_before_its_rows_come_is_not_told_surely() -> None:

@@ -346,6 +346,17 @@ def test_what_was_committed_comes_before_an_item_for_which_the_server_is_asked(
     assert len(set(given)) == count
 
 
+def test_behind_a_statement_without_a_place_the_log_goes_on_where_its_transaction_begins() -> None:
+    """MariaDB 11.8 gives places to the first and last event of a transaction only."""
+    log = Log()
+    log.create_select(1000, 1)
+    *within, end = log.parts
+    end = end[:13] + struct.pack("<I", 9) + end[17:]
+    items = Transactions(LogPosition(SavedPosition(0, ""))).take(events([*within, end]))
+    (logged,) = [item for item in items if isinstance(item, LoggedStatement)]
+    assert (logged.behind, logged.position) == (1, 9)
+
+
 def test_a_statement_that_was_prepared_is_told_when_it_is_committed() -> None:
     log = Log()
     log.begin(PREPARED, 1000, b"x")
