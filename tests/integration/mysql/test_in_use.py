@@ -89,7 +89,6 @@ def _keyless(*statements: str, key: str = "", name: str = "k") -> Case:
 
 CASES: Final[Mapping[str, Case]] = {
     "computed_bytes": _computed("c VARCHAR(20), l INT AS (LENGTH(c)) VIRTUAL", "(1, 'é'), (2, 'x')", "ALTER TABLE t MODIFY c VARCHAR(20) CHARACTER SET utf8mb4", charset="latin1"),
-    "compressed_elsewhere": Case(["CREATE TABLE {away}.z (id INT PRIMARY KEY, a VARCHAR(50) COMPRESSED, b TEXT COMPRESSED CHARACTER SET latin1, c CHAR(9) CHARACTER SET latin2)", "INSERT INTO {away}.z VALUES (1, 'é', 'é', 'x')", LATER]),
     "computed_converted": _computed("c VARCHAR(20), m CHAR(32) AS (MD5(c)) STORED, l INT AS (LENGTH(c)) VIRTUAL", "(1, 'é'), (2, 'x')", "ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4", charset="latin1"),
     "computed_collation": _computed("c VARCHAR(20), s INT AS (c = 'A') STORED, k INT AS (c = 'A') VIRTUAL", "(1, 'a'), (2, 'A')", "ALTER TABLE t MODIFY c VARCHAR(20) COLLATE utf8mb4_bin"),
     "computed_digits": _computed("c FLOAT, s VARCHAR(60) AS (CONCAT(c)) STORED", "(1, 0.1), (2, 7)", "ALTER TABLE t MODIFY c DOUBLE"),
