@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jars import default_directory, install_some, present
 from pyspark_tidemark.java import check_java
-from pyspark_tidemark.lake.failure import named
+from pyspark_tidemark.lake.failure import cause_of, named
 from pyspark_tidemark.lake.registry import find_format
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.output import own_output, write_line
@@ -90,7 +90,7 @@ def attached_session(lake: str) -> SparkSession:
         return SparkSession(ours, first.newSession())
     except (PySparkException, Py4JError, OSError) as err:
         raise SourceError(
-            "ErrSparkStart", f"the application of all jobs is gone: {err}", retryable=True
+            "ErrSparkStart", f"the application of all jobs is gone: {cause_of(err)}", retryable=True
         ) from err
 
 
