@@ -51,7 +51,7 @@ class Following:
     """A reader of everything."""
 
     def __init__(self, cluster: Cluster, start_ts: int) -> None:
-        self.rows, self.places = 0, 0
+        self.rows = 0
         self._reader, self._at = Reader(cluster, "bench"), start_ts
 
     def step(self) -> None:
@@ -60,7 +60,6 @@ class Following:
         if end == self._at:
             return
         parts = patiently(self._reader.ask, "plan", start=self._at, end=end)["slices"]
-        self.places = len({part["locations"][0] for part in parts})
         for part in parts:
             if part["rows"]:
                 where = part["locations"][0]
@@ -68,13 +67,18 @@ class Following:
         patiently(self._reader.ask, "ack", ts=end)
         self._at = end
 
-    def divided(self, captures: int) -> None:
-        """Wait until all captures have tables."""
-        deadline = time.monotonic() + _WAIT_S
-        while self.places != captures:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the tables are at {self.places} captures, not at {captures}")
-            self.step()
+
+def divided(cluster: Cluster, captures: int) -> None:
+    """Wait until all captures have tables."""
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        tables = cluster.api("QueryChangefeed", pb.QueryChangefeedRequest(id="bench"))
+        places = {table.capture for table in tables.changefeed.tables}
+        if len(places) == captures:
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the tables are at {len(places)} captures, not at {captures}")
+        time.sleep(0.1)
 
 
 def run(captures: int, rows: int, directory: Path) -> dict[str, float]:
@@ -89,7 +93,7 @@ def run(captures: int, rows: int, directory: Path) -> dict[str, float]:
         tables = [pb.Table(schema_name="shop", table_info_json=each.to_json()) for each in TABLES]
         request = pb.CreateChangefeedRequest(id="bench", sink_uri="flight://", tables=tables)
         reader = Following(cluster, cluster.api("CreateChangefeed", request).changefeed.start_ts)
-        reader.divided(captures)
+        divided(cluster, captures)
         before = [cpu_s(each.process.pid) for each in daemons]
         begin = time.monotonic()
         writer = threading.Thread(target=asyncio.run, args=(written(cluster.pd, rows),))
