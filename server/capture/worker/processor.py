@@ -125,7 +125,7 @@ class WorkersProcessor(ProcessorPosition):
 
     def moving_to(self, span: Span) -> tuple[str, int]:
         """See `Processor.moving_to`."""
-        return self.mover.progress(span) if self.mover else ("", 0)
+        return self.mover.operators.progress(span) if self.mover else ("", 0)
 
     async def move_table(self, span: Span, worker: str) -> None:
         """See `Processor.move_table`."""

@@ -23,7 +23,7 @@ from server.capture.catalog import FeedCatalog
 from server.capture.errors import TableMoveError
 from server.capture.processor import Assignment, ProcessorStats
 from server.capture.traffic import Traffic, weights
-from server.capture.worker import moves, wire
+from server.capture.worker import moves, operators, wire
 from server.capture.worker.placement import Balance, is_uneven, next_move
 from server.capture.worker.processor import WorkersProcessor
 from server.capture.worker.remote import ShareStatus, WorkerLostError, lost
@@ -463,7 +463,7 @@ class Cluster:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     monkeypatch.setattr(moves, "_WEIGH_EVERY_S", 15.0)
-    monkeypatch.setattr(moves, "_REST_S", 40.0)
+    monkeypatch.setattr(operators, "_REST_S", 40.0)
     monkeypatch.setattr(moves, "_SPLIT_EVERY_S", 45.0)
 
 
