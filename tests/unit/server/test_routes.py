@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -133,40 +133,41 @@ def test_a_large_body_and_one_without_length_are_refused(bound: str) -> None:
     connection.close()
 
 
-def test_more_connections_than_the_port_holds_are_turned_away(bound: str, routes: Routes) -> None:
+def test_more_connections_than_the_port_holds_are_turned_away() -> None:
     half = MAX_CONNECTIONS_PER_ADDRESS
     sources = ["127.0.0.2"] * half + ["127.0.0.3"] * (MAX_CONNECTIONS - half)
-    with busy(bound, routes, sources), connected(bound, "127.0.0.1") as one_more:
+    with busy(sources) as bound, connected(bound, "127.0.0.1") as one_more:
         assert one_more.recv(100).startswith(b"HTTP/1.0 503")
 
 
-def test_one_address_has_half_of_the_ports_connections(bound: str, routes: Routes) -> None:
-    with busy(bound, routes, ["127.0.0.2"] * MAX_CONNECTIONS_PER_ADDRESS):
+def test_one_address_has_half_of_the_ports_connections() -> None:
+    with busy(["127.0.0.2"] * MAX_CONNECTIONS_PER_ADDRESS) as bound:
         with connected(bound, "127.0.0.2") as one_more:
             assert one_more.recv(100).startswith(b"HTTP/1.0 503")
         assert plain(bound, "GET", "/healthz")[0] == 200
 
 
 @contextmanager
-def busy(bound: str, routes: Routes, sources: Sequence[str]) -> Iterator[None]:
-    """A request that is being answered from each of the sources; others would make room."""
-    slow = Slow()
-    connections = []
-    with pytest.MonkeyPatch.context() as patched, routes.serving({("GET", "/slow"): slow}):
+def busy(sources: Sequence[str]) -> Iterator[str]:
+    """A request that is being answered from each of the sources; others would make room. At a port
+    of its own, where no earlier connection is about to end.
+    """
+    slow, routes = Slow(), Routes()
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        listen("127.0.0.1:0", ready=lambda: True, routes=routes) as bound,
+        routes.serving({("GET", "/slow"): slow}),
+        ExitStack() as connections,
+    ):
         # A machine that is busy with other work may take longer to read them all.
         patched.setattr("server.http.REQUEST_SECONDS", 300)
-        try:
-            for source in sources:
-                connections.append(connected(bound, source))
-                connections[-1].sendall(b"GET /slow HTTP/1.0\r\n\r\n")
-            for _ in connections:
-                assert slow.begun.acquire(timeout=60)
-            yield
-        finally:
-            slow.may_end.set()
-            for connection in connections:
-                connection.recv(100)  # whoever comes next finds the port free
-                connection.close()
+        connections.callback(slow.may_end.set)
+        for source in sources:
+            connection = connections.enter_context(connected(bound, source))
+            connection.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
+        for _ in sources:
+            assert slow.begun.acquire(timeout=60)
+        yield bound
 
 
 def connected(bound: str, source: str) -> socket.socket:
