@@ -42,6 +42,8 @@ from storage.model.ts import LOGICAL_BITS
 from storage.mysql.control import MariaGtid, MysqlGtid
 from storage.mysql.gtid import MariaGtidSet, MysqlGtidSet
 
+FIRST_POSITION: Final = 4
+"""Where a log file's first event stands, behind four bytes that say what the file is."""
 STEP: Final = 2
 _FOR_EVER_MS: Final = 1 << 43
 _LIMITS_MAX: Final = 1024
@@ -88,7 +90,7 @@ class SavedPosition(JsonRecord):
     """With `position` the place in the log of the server that was read;
     another server has another one.
     """
-    position: int = 4
+    position: int = FIRST_POSITION
 
     @property
     def domains(self) -> int:
@@ -151,6 +153,15 @@ class LogPosition:
     def moved_to_file(self, file: str, position: int) -> None:
         """Move to where the log goes on after a ROTATE."""
         self.file, self.position = file, position
+
+    def is_read_from(self, file: str, position: int) -> None:
+        """Note where the server begins to send, as the ROTATE says that it makes for each reader.
+
+        A MariaDB with an index of GTIDs (11.4) begins amid a file, before what these GTIDs have
+        passed: that place is none that was reached, and the file's beginning stands for it.
+        """
+        if (file, position) != (self.file, self.position):
+            self.file, self.position = file, FIRST_POSITION
 
 
 def commit_timestamps(previous_ts: int, physical: Times) -> Times:

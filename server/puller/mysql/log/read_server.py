@@ -18,7 +18,7 @@ import structlog
 
 from server.changefeed import keys
 from server.changefeed.source import Address
-from server.puller.mysql.log.position import JsonRecord, SavedPosition
+from server.puller.mysql.log.position import FIRST_POSITION, JsonRecord, SavedPosition
 from server.puller.mysql.session.connection import Session, log_in_to
 from server.puller.mysql.session.errors import (
     LogRefusedError,
@@ -33,7 +33,6 @@ from storage.meta.meta import Meta
 from storage.mysql.gtid import MariaGtidSet
 
 LOOK_EVERY_S: Final = 5.0
-_HEAD_BYTES: Final = 4
 _log = structlog.get_logger(__name__)
 
 
@@ -114,7 +113,11 @@ def _difference(session: Session, reached: SavedPosition) -> str:
         return "it ends before that"
     # Of a file that is gone the server's own refusal is what there is. A place at the beginning of
     # a file is where the server began to send, not what was reached.
-    if reached.file not in ends or reached.position <= _HEAD_BYTES or not session.flavor.is_mariadb:
+    if (
+        reached.file not in ends
+        or reached.position <= FIRST_POSITION
+        or not session.flavor.is_mariadb
+    ):
         return ""
     gtids = session.row("SELECT BINLOG_GTID_POS(%s, %s)", place)[0]
     if gtids is None:

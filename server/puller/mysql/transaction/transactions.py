@@ -247,7 +247,10 @@ class Transactions:
             yield LogBegins()
         elif kind == EventType.ROTATE:
             rotate = Rotate.parse(events.body(event_number))
-            self.position.moved_to_file(rotate.file, rotate.position)
+            # The server makes one for each reader, which has no place in the log.
+            logged = next_position(events, event_number) > 0
+            move = self.position.moved_to_file if logged else self.position.is_read_from
+            move(rotate.file, rotate.position)
         elif kind == EventType.MARIADB_GTID_LIST:
             listed = MariaGtidList.parse(events.body(event_number)).gtids
             self.position.begin_with(

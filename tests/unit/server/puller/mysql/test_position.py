@@ -91,3 +91,12 @@ def test_anchors_lie_no_further_apart_than_a_share_of_their_age(
         assert physical_ms(after) - physical_ms(before) <= max(
             widest, (now_ms - physical_ms(before)) // 32
         )
+
+
+def test_where_a_server_begins_to_send_is_no_place_that_was_reached() -> None:
+    position = LogPosition(SavedPosition(9, "0-3-42", "binlog.000002", 1234))
+
+    position.is_read_from("binlog.000002", 1234)  # as it was asked to
+    assert (position.file, position.position) == ("binlog.000002", 1234)
+    position.is_read_from("binlog.000002", 900)  # where its index of GTIDs leads it
+    assert (position.file, position.position) == ("binlog.000002", 4)

@@ -411,3 +411,19 @@ def test_a_file_of_mysql_that_is_read_from_its_beginning_tells_the_gtids_before_
         read_on.take(events([previous[:9] + struct.pack("<I", len(previous)) + previous[13:]]))
     )
     assert read_on.position.snapshot.gtids == "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2"
+
+
+@pytest.mark.parametrize(("next_position", "reached"), [(500, 700), (0, 4)])
+def test_only_a_rotate_of_the_log_itself_says_what_was_reached(
+    next_position: int, reached: int
+) -> None:
+    rotate = event(EventType.ROTATE, struct.pack("<Q", 700) + b"binlog.000002")
+    rotate = rotate[:13] + struct.pack("<I", next_position) + rotate[17:]
+    transactions = Transactions(LogPosition(SavedPosition(9, "0-1-1", "binlog.000002", 800)))
+
+    list(transactions.take(events([rotate])))
+
+    assert (transactions.position.file, transactions.position.position) == (
+        "binlog.000002",
+        reached,
+    )
