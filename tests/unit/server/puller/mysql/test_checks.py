@@ -203,3 +203,21 @@ def test_several_domains_are_read_from_one_server_only() -> None:
     )
     with pytest.raises(GtidDomainsError, match="DELETE_DOMAIN_ID"):
         check_domains(two, SavedPosition(1, "0-1-5,7-1-2"))
+
+
+@pytest.mark.parametrize(
+    ("version", "warned"), [("10.11.19-MariaDB", False), ("11.8.9-MariaDB", True), ("9.7.4", False)]
+)
+def test_generated_columns_are_told_of_where_the_log_lacks_them(version: str, warned: bool) -> None:
+    columns = (
+        Column(name="id", type=Type.LONG),
+        Column(name="total", type=Type.LONG, generated="id * 2"),
+    )
+    definition = Definition(("shop", "orders"), columns, ("id",), engine="InnoDB")
+    facts = replace(FACTS, flavor=Flavor(version), definitions=[definition])
+
+    warnings = [each for each in check_tables(facts, lambda record: None) if each.state == WARNING]
+
+    assert [(each.name, each.found) for each in warnings] == (
+        [("table shop.orders", "generated: total")] if warned else []
+    )
