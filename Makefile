@@ -38,17 +38,24 @@ $(VENV)/.setup: $(VENV)/.locked pyproject.toml sink/spark/pyproject.toml proto/g
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e . -e sink/spark
 	@touch $@
 
+JARS_INPUTS := $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py sink/spark/pyspark_tidemark/java.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
+
 .PHONY: jars
 jars: $(VENV)/.jars ## Fetch the jars of Delta, Iceberg and Kafka (not needed for LAKE=parquet), and make Spark start faster
 
-$(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py sink/spark/pyspark_tidemark/java.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
+$(VENV)/.jars: $(JARS_INPUTS)
 	$(BIN)/python -m pyspark_tidemark.jars
+	@touch $@
+
+# The first try of a lake needs no jars of the others. `make jars` has them all; what is there is not fetched again.
+$(VENV)/.jars-delta $(VENV)/.jars-iceberg: $(VENV)/.jars-%: $(JARS_INPUTS)
+	$(BIN)/python -m pyspark_tidemark.jars $*
 	@touch $@
 
 .PHONY: jars-s3
 jars-s3: $(VENV)/.jars-s3 ## The same, and what Iceberg needs for tables in S3
 
-$(VENV)/.jars-s3: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py sink/spark/pyspark_tidemark/java.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
+$(VENV)/.jars-s3: $(JARS_INPUTS)
 	$(BIN)/python -m pyspark_tidemark.jars all
 	@touch $(VENV)/.jars $@
 
@@ -68,7 +75,7 @@ $(VENV)/readers/.locked: tests/readers.lock | $(VENV)/.locked
 	@touch $@
 
 .PHONY: run
-run: setup $(if $(filter delta iceberg,$(LAKE)),jars) ## Run the demo: a bank, a lake, and the proof that they are equal (ARGS="--keep" leaves it up)
+run: setup $(if $(filter delta iceberg,$(LAKE)),$(VENV)/.jars-$(LAKE)) ## Run the demo: a bank, a lake, and the proof that they are equal (ARGS="--keep" leaves it up)
 	$(BIN)/tidemark demo --data-dir $(DATA) --lake '$(LAKE)' $(ARGS)
 
 .PHONY: play
