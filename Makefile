@@ -79,7 +79,7 @@ run: setup $(if $(filter delta iceberg,$(LAKE)),$(VENV)/.jars-$(LAKE)) ## Run th
 	$(BIN)/tidemark demo --data-dir $(DATA) --lake '$(LAKE)' $(ARGS)
 
 .PHONY: play
-play: setup jars ## Run a MariaDB with a shop and a lake that follows it, with SQL to try (until Ctrl-C)
+play: setup $(VENV)/.jars-delta ## Run a MariaDB with a shop and a lake that follows it, with SQL to try (until Ctrl-C)
 	$(BIN)/tidemark play --data-dir $(DATA)/play $(ARGS)
 
 .PHONY: stubs
