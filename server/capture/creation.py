@@ -6,6 +6,7 @@ never skipped silently: it refuses the creation, or is reported as ignored.
 """
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -118,6 +119,17 @@ class NewChangefeed:
     """For how long a silent reader that has a name is held for; 0: the default."""
     request_id: str = ""
     """The same for each repetition of a request; empty: it is not repeated."""
+
+    @property
+    def request(self) -> str:
+        """What tells this request from others, those with its id and other parameters, too;
+        empty: it is not repeated.
+        """
+        if not self.request_id:
+            return ""
+        # The salt is read by whichever capture carries it out.
+        parameters = repr(replace(self, salt=None)).encode()
+        return f"{self.request_id} {hashlib.sha256(parameters).hexdigest()}"
 
     def records(self) -> tuple[TableRecord, ...]:
         """The given tables, after a look at all that can be looked at without source and salt.

@@ -101,7 +101,8 @@ class Maintainers:
         # A capture that hung may go on for a moment without knowing what it has lost. Whoever runs
         # its changefeeds by now has read chunks of a dump again: a reader that took a cut from here
         # would acknowledge them there without having them.
-        if self._lease is None or time.monotonic() >= self._lease.deadline:
+        lease = self._lease  # its end is another thread's
+        if lease is None or time.monotonic() >= lease.deadline:
             raise NotOwnerError("this capture's lease has ended; ask again")
 
     async def run(self, lease: Lease) -> None:

@@ -30,12 +30,12 @@ from server.capture.fence import Fence, FencedMeta
 from server.capture.records import ChangefeedRecord
 from server.changefeed import keys
 from server.changefeed.history import History, SchemaChange, by_id
-from server.changefeed.info import ChangefeedInfo, read_info
+from server.changefeed.info import ChangefeedInfo, State, read_info
 from server.changefeed.table import TableRecord
 from server.puller.source import Source
 from server.rpc.pd import PdClient
 from storage.meta.meta import Delete, KeyValue, Meta, Op, Put
-from storage.model.errors import CorruptError, UnavailableError
+from storage.model.errors import CorruptError, TidemarkError, UnavailableError
 from storage.model.ts import MAX_TS
 from storage.tasks import background_tasks, wait_at_most
 
@@ -206,19 +206,26 @@ class Owner(Changefeeds):
             ChangefeedExistsError: the id is taken, and not by this request.
             ChangeInterruptedError: whether it is made is not known; with any other error it is not.
         """
-        new, source = await self._usable(new)
+        request = new.request
+        try:
+            new, source = await self._usable(new)
+        except TidemarkError:
+            # The capture that carried it out first may have had what this one lacks.
+            if made := await self._made_before(new.id, request):
+                return made
+            raise
         async with self._changing:
             self._check_active()
             try:
                 await self._make_free(new.id)
             except ChangefeedExistsError:
-                if made := await self._made_before(new):
+                if made := await self._made_before(new.id, request):
                     return made
                 raise
             start_ts, creating = await self._protected_start(source, new)
             try:
                 feed, tables = await self._planned(new, source, start_ts)
-                await self._write(feed.info, tables, new.request_id)
+                await self._write(feed.info, tables, request)
             except ChangeInterruptedError:
                 # The record may be there, and then needs its history. The creation's safepoint
                 # stays until `CheckpointSaver` sweeps it.
@@ -311,14 +318,17 @@ class Owner(Changefeeds):
         finally:
             metrics.OWNER.set(0)
 
-    async def _made_before(self, new: NewChangefeed) -> Feed | None:
-        """The changefeed of that id, if an earlier call of the same request has made it."""
-        if not await self._records.is_made_by(new.id, new.request_id):
+    async def _made_before(self, changefeed: str, request: str) -> Feed | None:
+        """The changefeed, if an earlier call of the same request has made it, and nobody is
+        removing it.
+        """
+        if not await self._records.is_made_by(changefeed, request):
             return None
-        if new.id in self.feeds:
-            return self.feeds[new.id]
-        record = await self._records.load_one(new.id)
-        return None if record is None else await self.loaded(record)
+        feed = self.feeds.get(changefeed)
+        if feed is None:
+            record = await self._records.load_one(changefeed)
+            feed = None if record is None else await self.loaded(record)
+        return None if feed is None or feed.info.state is State.REMOVED else feed
 
     async def _planned(
         self, new: NewChangefeed, source: Source, start_ts: int
@@ -331,11 +341,11 @@ class Owner(Changefeeds):
         return await Feed.of(self._factory, info, start_ts, [start]), selection.tables
 
     async def _write(
-        self, info: ChangefeedInfo, tables: Sequence[TableRecord], request_id: str
+        self, info: ChangefeedInfo, tables: Sequence[TableRecord], request: str
     ) -> None:
         """Write the records of a new changefeed; raises as `create`."""
         try:
-            await self._records.create(info, tables, request_id)
+            await self._records.create(info, tables, request)
         except NotOwnerError:
             raise
         except UnavailableError as err:

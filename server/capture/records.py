@@ -213,7 +213,7 @@ class Records:
             raise _exists(changefeed)
 
     async def create(
-        self, info: ChangefeedInfo, tables: Sequence[TableRecord], request_id: str = ""
+        self, info: ChangefeedInfo, tables: Sequence[TableRecord], request: str = ""
     ) -> None:
         """Write a new changefeed, whose checkpoint is its start_ts, its tables, and the request
         that it is made for. Durable.
@@ -229,17 +229,17 @@ class Records:
         await self.schemas.write_tables(info.id, start)
         puts = [head_put(info.id, start), Put(key, info.to_json())]
         puts.append(Put(keys.status(info.id), status_json(info.start_ts)))
-        if request_id:
-            puts.append(Put(keys.request(info.id), request_id.encode()))
+        if request:
+            puts.append(Put(keys.request(info.id), request.encode()))
         if not (await self._meta.txn([Compare.absent(key)], puts)).succeeded:
             raise _exists(info.id)
 
-    async def is_made_by(self, changefeed: str, request_id: str) -> bool:
-        """Whether it was this request that has made the changefeed."""
-        if not request_id:
+    async def is_made_by(self, changefeed: str, request: str) -> bool:
+        """Whether it was this request (`NewChangefeed.request`) that has made the changefeed."""
+        if not request:
             return False
         pair = await self._meta.get(keys.request(changefeed))
-        return pair is not None and pair.value == request_id.encode()
+        return pair is not None and pair.value == request.encode()
 
     async def move_tables(self, info: ChangefeedInfo) -> ChangefeedInfo:
         """Bring a record of version 0.1.0, which holds its tables itself, to today's form.

@@ -110,7 +110,7 @@ class Router:
                 return await self._ask(capture, stub, method, request, _FORWARDED, limit_s)
             except (UnavailableError, StatusError) as err:
                 if method not in _READS:
-                    interrupted = _interrupted(err) or interrupted
+                    interrupted = _interrupted(method, err) or interrupted
                 again = not is_forwarded and _is_repeated(method, err)
                 if not again or asyncio.get_running_loop().time() > gives_up_s:
                     raise (interrupted or err) from None
@@ -222,16 +222,16 @@ def _is_silent(err: TidemarkError) -> bool:
     return isinstance(err, StatusError) and err.status in _SILENT
 
 
-def _interrupted(err: TidemarkError) -> ChangeInterruptedError | None:
+def _interrupted(method: str, err: TidemarkError) -> ChangeInterruptedError | None:
     """The error of a change that may have been carried out; None: it has not been."""
     if err.code == ChangeInterruptedError.code:
         return ChangeInterruptedError(err.message)
     if not _is_silent(err):
         return None
+    again = "; or send it again with the same request_id" if method == "CreateChangefeed" else ""
     return ChangeInterruptedError(
         "whether the change is made is not known, as the capture that runs the changefeed gave no "
-        f"answer ({err.message}): see `tidemark cli changefeed query`; a creation may be sent again "
-        "with the same request_id"
+        f"answer ({err.message}): see `tidemark cli changefeed query`{again}"
     )
 
 

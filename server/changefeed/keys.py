@@ -108,7 +108,9 @@ def source(changefeed: str) -> bytes:
 
 
 def request(changefeed: str) -> bytes:
-    """The id of the request that has made a changefeed: it goes with what the source keeps."""
+    """What tells the request that has made a changefeed from others: it goes with what the source
+    keeps.
+    """
     return source(changefeed) + b"request"
 
 

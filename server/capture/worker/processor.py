@@ -117,7 +117,9 @@ class WorkersProcessor(ProcessorPosition):
         tables = self._tables
         if tables is None:
             return []
-        return [tables.placement.worker(part) for part in tables.placement.parts(span)]
+        # A table that is split or put together meanwhile has other parts by now, without a worker.
+        workers = (tables.placement.find(part) for part in tables.placement.parts(span))
+        return [worker for worker in workers if worker is not None]
 
     def has_share_at(self, capture: str) -> bool:
         """See `Processor.has_share_at`."""

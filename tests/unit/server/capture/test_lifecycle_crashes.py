@@ -258,8 +258,9 @@ async def test_a_creation_says_whether_it_may_be_made_and_may_be_repeated(
             assert may_be_made or await capture.records.load_one("feed") is None
         feed = await owner.create(request)
         assert feed is owner.feeds["feed"]
-        with pytest.raises(ChangefeedExistsError):
-            await owner.create(replace(request, request_id="second"))
+        for other in ({"request_id": "second"}, {"target_ts": 1 << 62}):
+            with pytest.raises(ChangefeedExistsError):
+                await owner.create(replace(request, **other))
         await owner.remove("feed")
         await capture.stop()
         if is_over:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import without, written
 from pyspark_tidemark.lake.delta.log import Listing, commit_info, continues, fence, replayed
@@ -78,6 +79,29 @@ def test_the_order_of_the_actions_in_a_version_says_nothing(table):
     actions = without(table.layout, table.files.values(), GONE, ColumnCache(1 << 20))
     assert [*actions[0], *actions[1]] == ["remove", "add"]
     assert seen(table.after(actions[::-1])) == seen(table.after(actions))
+
+
+@pytest.mark.parametrize(
+    "demand", [{"nullable": False}, {"metadata": {"delta.invariants": "id > 0"}}]
+)
+def test_a_table_whose_columns_do_not_take_any_value_is_written_by_delta(table, tmp_path, demand):
+    schema = json.loads(table.metadata["schemaString"])
+    schema["fields"][0] |= demand | {
+        "metadata": schema["fields"][0]["metadata"] | demand.get("metadata", {})
+    }
+    put(table, [{"metaData": {**table.metadata, "schemaString": json.dumps(schema)}}])
+    assert replayed(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    "actions", [[{"remove": "a file"}], [{"txn": {"appId": "a", "version": "x"}}], ["text"]]
+)
+def test_a_log_of_other_values_than_delta_writes_is_named(table, tmp_path, actions):
+    put(table, [])
+    path = tmp_path / "_delta_log" / f"{1:020}.json"
+    path.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    with pytest.raises(SourceError, match="ErrLakeDamaged"):
+        replayed(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["00000000000000000001.checkpoint.parquet", "_last_checkpoint"])

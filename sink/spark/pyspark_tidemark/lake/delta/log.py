@@ -155,14 +155,17 @@ def replayed(root: str) -> Listing | None:
     if not commits or not whole or any("checkpoint" in name for name in names):
         return None
     versions = [_actions(log / name) for name in commits]
-    newest = {
-        kind: value for actions in versions for action in actions for kind, value in action.items()
-    }
     try:
+        newest = {
+            kind: value
+            for actions in versions
+            for action in actions
+            for kind, value in action.items()
+        }
         if not is_known(newest["metaData"], newest["protocol"]):
             return None
         return reduce(Listing.after, versions, Listing.before_the_first(root))
-    except (KeyError, json.JSONDecodeError) as err:
+    except (KeyError, ValueError, TypeError, AttributeError) as err:
         raise SourceError(
             "ErrLakeDamaged",
             f"the commits in {log} do not make up a table ({type(err).__name__}: {err}): {RESTORE}",

@@ -37,7 +37,8 @@ _KNOWN_PROPERTIES = {
     "delta.logRetentionDuration",
 }
 """Of those that begin with `delta.`; others are people's own notes, which ask for nothing."""
-# Old writer versions imply these features; they demand nothing unless a property is set.
+# Old writer versions imply these features; they demand nothing unless a property or a column says
+# so.
 _IMPLIED_FEATURES = ["appendOnly", "invariants"]
 _KNOWN_FEATURES = {
     *("deletionVectors", "columnMapping", "timestampNtz", "typeWidening", "typeWidening-preview"),
@@ -54,6 +55,7 @@ _FEATURES_SINCE = {
 before it.
 """
 _MAPPING_READER = 2
+_INVARIANTS = "delta.invariants"
 
 
 def creation(
@@ -157,8 +159,15 @@ def is_known(metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> bool:
         )
         and features is not None
         and _KNOWN_FEATURES.issuperset(features)
+        and _takes_any_value(metadata)
         and _writes_partitions(metadata)
     )
+
+
+def _takes_any_value(metadata: Mapping[str, Any]) -> bool:
+    """Whether no column is NOT NULL, or has another invariant; what we make has none."""
+    fields = json.loads(metadata["schemaString"])["fields"]
+    return all(field["nullable"] and _INVARIANTS not in field["metadata"] for field in fields)
 
 
 def _writes_partitions(metadata: Mapping[str, Any]) -> bool:
@@ -190,4 +199,4 @@ def layout_of(metadata: Mapping[str, Any], root: str) -> Layout:
 
 
 def _has_vectors(properties: Mapping[str, str]) -> bool:
-    return properties.get(VECTORS) == "true"
+    return properties.get(VECTORS, "").lower() == "true"
