@@ -61,7 +61,8 @@ _FLIGHT_FIND_S: Final = 2.0
 """Readers ask again: a changefeed on its way to another capture is not waited for here."""
 _FLIGHT_LOOK_EVERY_S: Final = 1.0
 _FLIGHT_ACTION_S: Final = 30.0
-_FLIGHT_ROWS_S: Final = 300.0
+_FLIGHT_ROWS_S: Final = 3600.0
+"""For all rows of a slice: its reader may be slow, and one that is cut off begins it anew."""
 A = TypeVar("A")
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -231,11 +231,11 @@ class TableMover:
             return True
         done = True
         for whole, shape in await splitting.shapes(staying):
-            if whole in self._kept_whole:
-                continue
             try:
                 async with self._moving:
-                    done &= await self.operators.reshape(whole, shape)
+                    # Whoever had the lock before may have put it together by command.
+                    if whole not in self._kept_whole:
+                        done &= await self.operators.reshape(whole, shape)
             except TidemarkError as err:
                 done = False
                 _log.warning(

@@ -171,7 +171,12 @@ class TableOperators:
                 checkpoint_ts = max(sink.checkpoint_ts(), sink.checkpoint_ts(whole))
                 for span, share in new.items():
                     await asyncio.to_thread(share.count, {span: checkpoint_ts})
-                placement.reshape(whole, shape)
+                # Where a part that stays is now, which `shape` need not know: it may have moved
+                # since that was thought of.
+                stayed = {
+                    span: placement.find(span) or shape[span] for span in before.keys() & after
+                }
+                placement.reshape(whole, {**shape, **stayed})
                 sink.reshape(whole, after)
         except BaseException:
             for span, share in new.items():
