@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell cd proto && find kvproto etcdpb tipb tidemarkpb -name '*.proto' | sort)
 TEST_JOBS ?= 2
+# Tests of daemons wait for a quarter of their time: one more at a time uses that, where there is the memory for its Spark.
+DAEMON_TEST_JOBS ?= $(shell awk -v jobs=$(TEST_JOBS) '/^MemAvailable/ { print jobs + ($$2 > 12000000) }' /proc/meminfo)
 LAKE ?= delta
 DATA ?= ./data
 ARGS ?=
@@ -192,7 +194,7 @@ chaos: setup jars readers ## A whole cluster of real processes under faults by S
 
 .PHONY: test-integration
 test-integration: setup jars-s3 readers kafka ## Real daemons, real sockets, real etcd, real Spark
-	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/integration $(call once_more,tests/integration)
+	$(BIN)/pytest -q -n $(DAEMON_TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/integration $(call once_more,tests/integration)
 
 .PHONY: test-attacks
 test-attacks: setup ## Floods, odd certificates and fuzzing against real daemons with both gRPC engines
