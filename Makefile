@@ -49,9 +49,10 @@ $(VENV)/.jars: $(JARS_INPUTS)
 	$(BIN)/python -m pyspark_tidemark.jars
 	@touch $@
 
-# The first try of a lake needs no jars of the others. `make jars` has them all; what is there is not fetched again.
+# The first try of a lake needs no jars of the others, and a minute for an archive of classes would not pay back: `make jars`
+# has all that; what is there is not fetched again.
 $(VENV)/.jars-delta $(VENV)/.jars-iceberg: $(VENV)/.jars-%: $(JARS_INPUTS)
-	$(BIN)/python -m pyspark_tidemark.jars $*
+	$(BIN)/python -m pyspark_tidemark.jars --no-class-archive $*
 	@touch $@
 
 .PHONY: jars-s3

@@ -50,12 +50,10 @@ _SCHEMAS = {
 }
 """The columns of the demo's tables in a database."""
 _META = ("_op", "_commit_ts", "_start_ts", "_seq")
-_CUTS_READ = 12
-"""Cuts whose balance is summed: Spark plans and reads each as a table of its own, for a second or
-two, so that all the cuts of a minute would take longer than the run itself.
+_CUTS_READ = 6
+"""Cuts whose balance is summed: Spark plans and reads each as a table of its own, and each task
+gets the plan of all of them, so that all cuts of a minute would take longer than the run itself.
 """
-_CUTS_A_JOB = 6
-"""Tables that Spark reads in one job; each of its tasks gets the plan of all of them."""
 
 
 class Reader(ABC):
@@ -147,10 +145,7 @@ class FileReader(Reader):
         ]
         # A cut that did not change the accounts shows the version of the cut before.
         versions = _spread(list(dict.fromkeys(shown)), _CUTS_READ)
-        totals: list[int] = []
-        for start in range(0, len(versions), _CUTS_A_JOB):
-            totals += self._totals_of(versions[start : start + _CUTS_A_JOB])
-        return totals
+        return self._totals_of(versions) if versions else []
 
     def _totals_of(self, versions: Sequence[int]) -> list[int]:
         """The total balance at each version."""
