@@ -35,7 +35,11 @@ from tests.sim.whole.workload import SCHEMA, SPLIT_KEYS, Bank
 FEED, LIMITED = "bank", "limited"
 """A changefeed without an end, and one that is created at some time and has a target_ts."""
 CLIENTS = ("joe", "kim")
-_CREATED_BY_S = _WRITTEN_BY_S = 90.0
+_CREATED_BY_S = 90.0
+_WRITTEN_BY_S = 1200.0
+"""Where a clock was ahead, timestamps stand still until the others are there, and so does the age
+of a lock that a dead client has left: nobody resolves it before, as with PD's own timestamps.
+"""
 _LEADERS_FIRST = 0.7
 _RETAINED_S = 20
 _MERGING, _MERGED = 0.5, 1 << 20

@@ -13,6 +13,7 @@ import pyarrow.flight as fl
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 import server.capture.daemon
+import server.capture.routing
 import server.capture.worker.combined
 import server.capture.worker.flight
 import server.capture.worker.moves
@@ -136,6 +137,7 @@ class _Seams:
         yield server.capture.worker.peers, "stub_at", self.stub
         yield PeerCapture, "do_get", self.rows()
         yield server.capture.worker.peers, "_unreachable", self.unreachable
+        yield server.capture.routing, "connection_fault", _no_fault
         yield Dispatcher, "start", lambda _: None
         yield DefectError, "__init__", self._noting_defects()
         # The same objects, which the checks look at.
@@ -222,6 +224,11 @@ class _Seams:
 
 def _since_boot_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def _no_fault(*_: object) -> str:
+    """Why a server does not answer is asked of real sockets only."""
+    return ""
 
 
 async def _unshown(_: Any) -> None:

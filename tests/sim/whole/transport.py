@@ -322,6 +322,11 @@ class SimChannel:
         for stream in list(self._streams):
             stream.cancel()
 
+    async def channel_ready(self) -> None:
+        """Wait until messages pass; whether a server is there, a call finds out."""
+        while not self.is_dead and not self.reaches():  # noqa: ASYNC110 - it is asked again, later
+            await asyncio.sleep(0.1)
+
     def unary_unary(
         self,
         method: str,
