@@ -78,7 +78,8 @@ def test_a_query_ends_at_the_change_and_goes_on_when_started_again(
 
 def test_a_batch_has_one_set_of_columns(spark, altered, upstream):
     with pytest.raises(
-        PySparkException, match=r"\[TM:ErrSchemaChanged\] .* \(endTs\) .* \(startTs\) by two queries"
+        PySparkException,
+        match=r"\[TM:ErrSchemaChanged\] .* \(endTs\) .* \(startTs\) by two queries",
     ):
         frame(spark, altered, stream=False).collect()
     before = frame(spark, altered, stream=False, endTs=str(CHANGE_TS)).collect()
