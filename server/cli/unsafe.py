@@ -18,6 +18,7 @@ from gcsafepoint.explain.names import CREATING_PREFIX, feed_of, generation_of
 from server.capture.fence import Fence
 from server.capture.records import RELEASED_S, Records
 from server.changefeed import keys
+from server.changefeed.captures import living_captures
 from server.changefeed.view import record_document, record_text
 from server.cli.arguments import DEFAULT_NAMESPACE, add_yes, confirm, count, timestamp
 from server.cli.output import Output
@@ -274,9 +275,9 @@ async def _remove_all(meta: Meta, services: Iterable[str]) -> None:
 
 
 async def _check_no_capture(meta: Meta) -> None:
-    captures = await meta.get_prefix(keys.CAPTURES)
-    if captures or await meta.get(keys.OWNER) is not None:
-        names = [each.key.removeprefix(keys.CAPTURES).decode(errors="replace") for each in captures]
+    captures = await living_captures(meta)
+    names = [*(record.id for record in captures.records), *captures.unreadable]
+    if names or captures.owner:
         raise CapturesRunningError(
             f"captures run, and would go on with what is removed: {', '.join(names)}. Stop them; "
             "one that has died is forgotten after 10 s"
