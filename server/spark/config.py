@@ -91,7 +91,8 @@ class KeepConfig(JobSettings):
 
     capture: str = setting("127.0.0.1:8300", "a capture's gRPC address, host:port")
     checkpoint_dir: str = setting(
-        "./data/checkpoints", "Spark's checkpoints, one directory a changefeed"
+        "./data/checkpoints",
+        "Spark's checkpoints, one directory a changefeed; it is removed with its changefeed",
     )
     job: tuple[str, ...] = setting(
         (),

@@ -108,6 +108,7 @@ class LakeJob:
         self._on_line = on_line
         self._on_error = on_error
         self._process: Process | None = None
+        self._starting = asyncio.Lock()
         self._stopping = asyncio.Event()
         self._said = ""
         self._backoff = Backoff(BACKOFF_SECONDS, BACKOFF_SECONDS_MAX)
@@ -149,7 +150,8 @@ class LakeJob:
         SIGKILL if that takes too long; its group goes with it.
         """
         self._stopping.set()
-        process = self._process
+        async with self._starting:  # one that is being started is there then
+            process = self._process
         if process is None or process.returncode is not None:
             return
         if not await drain(process, DRAIN_SECONDS):
@@ -170,13 +172,14 @@ class LakeJob:
         try:
             if self._spark is not None:
                 environment = await self._spark.gateway(self._changefeed)
-            if self._stopping.is_set():
-                return 0
-            process = await _started("the Spark job", self._command, environment)
+            async with self._starting:
+                if self._stopping.is_set():
+                    return 0
+                process = await _started("the Spark job", self._command, environment)
+                self._process = process
         except LakeJobError as err:
             self._said = f"[TM:{err.code}] {err.message}"
             return EXIT_AGAIN
-        self._process = process
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_lines(process), name="job-lines")

@@ -3,19 +3,21 @@ lake.
 
 The captures say which changefeeds there are; a job is started when one appears, drained when it is
 paused or removed. A job that ends for good makes its changefeed show `failed`; it is started again
-when the changefeed is resumed, paused and resumed, or when this process starts anew.
+when the changefeed is resumed, paused and resumed, or when this process starts anew. Spark's
+checkpoints go with their changefeed (`CheckpointDirectories`).
 """
 
 import asyncio
 import json
 import os
+import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc.aio
 import structlog
@@ -53,6 +55,8 @@ _DIFFERED_MOST = 3
 """A capture that starts anew may be registered between a look at the captures and one at the
 coordinator.
 """
+_MARK = "changefeed.json"
+"""A file in each checkpoint directory, which says of which changefeed it is."""
 _RUNNING = (changefeed_pb2.CHANGEFEED_STATE_NORMAL, changefeed_pb2.CHANGEFEED_STATE_WARNING)
 
 _log = structlog.get_logger(__name__)
@@ -66,6 +70,17 @@ class _Ended:
     """Whether the captures were seen to know it."""
     at: float
     """When, by the monotonic clock."""
+
+
+class _Followed(NamedTuple):
+    """What a job was started for: with another one, it is started anew."""
+
+    create_time: str
+    sink_uri: str
+
+    @classmethod
+    def of(cls, feed: changefeed_pb2.Changefeed) -> "_Followed":
+        return cls(feed.create_time, feed.sink_uri)
 
 
 @asynccontextmanager
@@ -85,6 +100,55 @@ async def open_keep(config: KeepConfig, security: SecurityConfig) -> AsyncIterat
             for task in running:
                 task.cancel()
             await supervisor.drain()
+
+
+class CheckpointDirectories:
+    """Spark's checkpoints on this machine, a directory for each changefeed, marked with the time of
+    its creation.
+
+    A lost one costs nothing, since the lake knows where it ends. One that outlives its changefeed
+    would be taken for that of the next one with the same name, whose lake is empty: the job
+    refuses that (`ErrCutGap`).
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = Path(root)
+
+    def prepare(self, feed: changefeed_pb2.Changefeed) -> None:
+        """Make the directory of a changefeed, without what an earlier one of its name has left.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
+        directory, mark = self._root / feed.id, {"create_time": feed.create_time}
+        if directory.is_dir() and _marked(directory) not in (None, mark):
+            self._remove(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        if _marked(directory) != mark:
+            (directory / _MARK).write_text(json.dumps(mark), encoding="utf-8")
+
+    def remove_others(self, changefeeds: Collection[str]) -> None:
+        """Remove those of all changefeeds but these. Directories without a mark stay: they are of
+        an earlier version of this program, or of somebody else.
+        """
+        directories = list(self._root.iterdir()) if self._root.is_dir() else []
+        for directory in directories:
+            if directory.name not in changefeeds and _marked(directory) is not None:
+                self._remove(directory)
+
+    @staticmethod
+    def _remove(directory: Path) -> None:
+        shutil.rmtree(directory)
+        _log.info("checkpoint of a removed changefeed removed", directory=str(directory))
+
+
+def _marked(directory: Path) -> dict[str, str] | None:
+    """What the mark of a directory says; None: it has none that is whole."""
+    try:
+        mark = json.loads((directory / _MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return mark if isinstance(mark, dict) else None
 
 
 class LakeJobSupervisor:
@@ -109,7 +173,13 @@ class LakeJobSupervisor:
         self._captures = CaptureServiceStub(channel)
         self._tasks = tasks
         self._jobs: dict[str, LakeJob] = {}
-        self._targets: dict[str, str] = {}
+        self._followed: dict[str, _Followed] = {}
+        """What the jobs were started for."""
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        """Jobs that are finishing the cut they are at."""
+        self._checkpoints = CheckpointDirectories(config.checkpoint_dir)
+        self._kept: set[str] | None = None
+        """The changefeeds that had checkpoints at the last look; None: there was no look yet."""
         self._ended: dict[str, _Ended] = {}
         """Changefeeds whose job has ended for good."""
         self._seen_failed: set[str] = set()
@@ -159,14 +229,15 @@ class LakeJobSupervisor:
     async def drain(self) -> None:
         """End all jobs after the cuts they are at."""
         await asyncio.gather(*(job.drain() for job in list(self._jobs.values())))
+        await asyncio.gather(*self._ending.values())
         await self._application.close()
 
     async def _follow(self) -> None:
         listed = await self._changefeeds.ListChangefeeds(
             changefeed_pb2.ListChangefeedsRequest(), timeout=_RPC_SECONDS
         )
-        sink_uris = {
-            feed.id: feed.sink_uri
+        lakes = {
+            feed.id: feed
             for feed in listed.changefeeds
             if _is_running(feed) and lake_format(feed.sink_uri)
         }
@@ -175,20 +246,45 @@ class LakeJobSupervisor:
         )
         updated = {
             name
-            for name in self._jobs.keys() & sink_uris.keys()
-            if self._targets[name] != sink_uris[name]
+            for name in self._jobs.keys() & lakes.keys()
+            if self._followed[name] != _Followed.of(lakes[name])
         }
-        # A job whose changefeed is resumed or has another sink URI is drained here and started
-        # below: it finishes the cut it is at before the next one begins there.
-        for changefeed in (self._jobs.keys() - sink_uris.keys()) | resumed | updated:
-            self._ended.pop(changefeed, None)
-            del self._targets[changefeed]
-            await self._jobs.pop(changefeed).drain()
-            await self._application.close_gateway(changefeed)
-        new = sink_uris.keys() - self._jobs.keys()
+        # A job whose changefeed is resumed, has another sink URI, or was made anew under its name
+        # is drained here and started below or later: it finishes the cut it is at before the next
+        # one begins there.
+        for changefeed in (self._jobs.keys() - lakes.keys()) | resumed | updated:
+            self._end(changefeed)
+        if self._ending:
+            # One that does not end soon keeps no other changefeed waiting.
+            await asyncio.wait(self._ending.values(), timeout=_POLL_SECONDS)
+        await self._remove_checkpoints({feed.id for feed in listed.changefeeds})
+        new = lakes.keys() - self._jobs.keys() - self._ending.keys()
         endpoint = await self._flight_endpoint() if new else ""
         for changefeed in new:
-            self._start(changefeed, sink_uris[changefeed], endpoint)
+            await self._start(lakes[changefeed], endpoint)
+
+    def _end(self, changefeed: str) -> None:
+        self._ended.pop(changefeed, None)
+        del self._followed[changefeed]
+        task = self._tasks.create_task(self._drain(changefeed, self._jobs.pop(changefeed)))
+        self._ending[changefeed] = task
+
+    async def _drain(self, changefeed: str, job: LakeJob) -> None:
+        try:
+            await job.drain()
+            await self._application.close_gateway(changefeed)
+        finally:
+            del self._ending[changefeed]
+
+    async def _remove_checkpoints(self, changefeeds: set[str]) -> None:
+        """Remove those of changefeeds that were removed, also before this process began."""
+        before, self._kept = self._kept, changefeeds | self._ending.keys()
+        if before is not None and before <= self._kept:
+            return
+        try:
+            await asyncio.to_thread(self._checkpoints.remove_others, self._kept)
+        except OSError as err:
+            _log.warning("checkpoints of removed changefeeds stay for now", error=str(err))
 
     def _resumed(self, failed: set[str]) -> set[str]:
         """Changefeeds of ended jobs that the captures showed as `failed` by their job, and do not
@@ -216,8 +312,14 @@ class LakeJobSupervisor:
         answer = await self._captures.ListCaptures(request, timeout=_RPC_SECONDS)
         return answer.captures
 
-    def _start(self, changefeed: str, target: str, endpoint: str) -> None:
+    async def _start(self, feed: changefeed_pb2.Changefeed, endpoint: str) -> None:
+        changefeed, target = feed.id, feed.sink_uri
         config = job_config(self._config, changefeed, target, endpoint)
+        try:
+            await asyncio.to_thread(self._checkpoints.prepare, feed)
+        except OSError as err:
+            # The job meets the same, and the captures hear of it.
+            _log.warning("no checkpoint directory", changefeed=changefeed, error=str(err))
         # One lock for all jobs: one lake is audited at a time, whatever each job's settings are.
         audits = replace(audit_settings(config, self._security), turns=self._audits)
         auditor = Auditor(changefeed, audits)
@@ -239,7 +341,7 @@ class LakeJobSupervisor:
             on_error=captures_reporter(command),
             shared=Shared(self._application if self._shares(config) else None, self._starts),
         )
-        self._jobs[changefeed], self._targets[changefeed] = job, target
+        self._jobs[changefeed], self._followed[changefeed] = job, _Followed.of(feed)
         self._seen_failed.discard(changefeed)
         self._tasks.create_task(self._guarded(changefeed, job, auditor), name=f"lake {changefeed}")
         _log.info("lake job started", changefeed=changefeed, target=redacted(target))

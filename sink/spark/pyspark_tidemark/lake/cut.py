@@ -250,8 +250,9 @@ class CutApplier:
         if last is None and cut.batch > 0:
             raise SourceError(
                 "ErrCutGap",
-                "the lake is gone, but Spark's checkpoint is not; start with a new changefeed and "
-                "checkpoint",
+                "the lake is gone, but Spark's checkpoint is not. If the lake was lost, bring it back, "
+                "or create a new changefeed. If it is to begin here, remove the job's checkpoint "
+                "directory (--checkpoint-dir), then start the job again",
             )
         start_ts = cut.start_ts if last is None else last.end_ts
         if cut.start_ts > start_ts:

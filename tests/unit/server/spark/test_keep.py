@@ -16,7 +16,7 @@ from server.config import ConfigError
 from server.rpc.credentials import SecurityConfig
 from server.spark import keep
 from server.spark.config import KeepConfig, job_config
-from server.spark.keep import LakeJobSupervisor
+from server.spark.keep import CheckpointDirectories, LakeJobSupervisor
 
 
 def test_a_lake_is_known_by_its_format_wherever_it_lies():
@@ -108,6 +108,77 @@ async def test_a_changefeed_that_is_paused_shows_no_lag_of_its_lake_any_more(mon
         feed.state = pb.CHANGEFEED_STATE_STOPPED
         await supervisor._follow()
         await until(False)
+
+
+async def test_checkpoints_go_with_their_changefeed_and_never_serve_the_next_one(
+    monkeypatch, tmp_path
+):
+    """Found by hand: a changefeed that was removed and made again for an empty lake stopped with
+    ErrCutGap, as Spark's checkpoint was still that of the first one.
+    """
+    left, foreign = tmp_path / "left", tmp_path / "foreign"
+    CheckpointDirectories(str(tmp_path)).prepare(pb.Changefeed(id="left", create_time="long ago"))
+    foreign.mkdir()
+    offsets, application = tmp_path / "feed" / "query", tmp_path / "_application"
+    script = "import signal; signal.pause()"
+    async with supervised(monkeypatch, tmp_path, script) as (supervisor, feed):
+        feed.create_time = "1"
+        await supervisor._follow()
+        assert not left.exists(), "removed while nobody looked"
+        offsets.mkdir()
+        application.mkdir()
+
+        feed.state = pb.CHANGEFEED_STATE_STOPPED
+        await until_ended(supervisor)
+        feed.state = pb.CHANGEFEED_STATE_NORMAL
+        await supervisor._follow()
+        assert offsets.exists(), "paused and resumed"
+
+        feed.create_time = "2"  # between two looks
+        await until_ended(supervisor)
+        await supervisor._follow()
+        assert not offsets.exists()
+        assert "feed" in supervisor._jobs
+
+        feed.id = "another"
+        await until_ended(supervisor)
+        await supervisor._follow()
+        assert {path.name for path in tmp_path.iterdir()} == {"_application", "foreign", "another"}
+        feed.state = pb.CHANGEFEED_STATE_STOPPED
+        await until_ended(supervisor)
+
+
+async def test_a_job_that_does_not_end_keeps_no_other_changefeed_waiting(monkeypatch, tmp_path):
+    """Each pause waited up to a minute for the one before."""
+    monkeypatch.setattr(keep, "_POLL_SECONDS", 0.01)
+    ended = asyncio.Event()
+    script = "import signal; signal.pause()"
+    async with supervised(monkeypatch, tmp_path, script) as (supervisor, feed):
+        await supervisor._follow()
+        job, drain = supervisor._jobs["feed"], supervisor._jobs["feed"].drain
+
+        async def drained_late():
+            await ended.wait()
+            await drain()
+
+        monkeypatch.setattr(job, "drain", drained_late)
+        feed.sink_uri = "delta:///other"
+        async with asyncio.timeout(60):
+            await supervisor._follow()
+            assert not supervisor._jobs, "its next job begins when this one has ended"
+            feed.id = "another"
+            await supervisor._follow()
+        assert supervisor._jobs.keys() == {"another"}
+        ended.set()
+        feed.state = pb.CHANGEFEED_STATE_STOPPED
+        await until_ended(supervisor)
+
+
+async def until_ended(supervisor):
+    """A look at the captures, and until the jobs that it ends have ended."""
+    async with asyncio.timeout(60):
+        await supervisor._follow()
+        await asyncio.gather(*supervisor._ending.values())
 
 
 def test_every_job_has_the_shared_options_and_its_own():
