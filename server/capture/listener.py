@@ -37,6 +37,7 @@ from server.rpc.credentials import (
     server_tls,
 )
 from server.rpc.grpcio_front import PassingListener, passed_on
+from server.rpc.listener import warn_if_open
 from server.rpc.reloaded import Reloaded
 from sink.flight.feeds import Feeds
 from sink.flight.server import FlightPortError, FlightServer, FlightTls, open_server, port_error
@@ -152,6 +153,7 @@ async def serving_flight(
     else:
         listening = _listening(open_at, addr)
     async with listening as listener:
+        warn_if_open(addr, has_tls=bool(security and security.enabled))
         try:
             yield listener
         finally:

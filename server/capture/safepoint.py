@@ -71,7 +71,7 @@ class ChangefeedSafePoints:
         `protect_creation` returned it.
         """
         if service:
-            await self._pd.update_service_gc_safe_point(service, 0, 0)
+            await self._delete(service)
 
     async def hold(
         self, source: Source, info: ChangefeedInfo, checkpoint_ts: int, *, failed_s: float = 0.0
@@ -125,11 +125,20 @@ class ChangefeedSafePoints:
 
     async def release(self, source: Source, services: Iterable[str]) -> None:
         """Keep nothing for a changefeed any more that has these services."""
-        # A TTL of 0 deletes a service. Where the answer is lost, the request may be carried out
-        # late: a changefeed that is made anew by then has another service (`gc_generation`).
         if source.keeps_history:
             for service in services:
-                await self._pd.update_service_gc_safe_point(service, 0, 0)
+                await self._delete(service)
+
+    async def delete_all(self, services: Iterable[str]) -> None:
+        """Delete these services, whatever their sources are: their changefeeds are gone."""
+        for service in services:
+            _log.info("safepoint of no changefeed is deleted", service_id=service)
+            await self._delete(service)
+
+    async def _delete(self, service: str) -> None:
+        # A TTL of 0 deletes a service. Where the answer is lost, the request may be carried out
+        # late: a changefeed that is made anew by then has another service (`gc_generation`).
+        await self._pd.update_service_gc_safe_point(service, 0, 0)
 
     async def sweep(self, service_ids: Iterable[str], protected: Mapping[str, bool]) -> None:
         """Delete the services of creations and resumes that a dead owner left;
@@ -139,4 +148,4 @@ class ChangefeedSafePoints:
         own = [each for each in service_ids if self._only in ("", feed_of(each))]
         for service_id in left_over_services(own, protected):
             _log.info("safepoint of an interrupted creation is deleted", service_id=service_id)
-            await self._pd.update_service_gc_safe_point(service_id, 0, 0)
+            await self._delete(service_id)

@@ -196,10 +196,11 @@ class SourceUri:
             options = dict(
                 parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
             )
-        except ValueError as err:
+        except ValueError:
+            # Its text may hold what was taken for a host, a part of a password.
             raise SourceUriError(
                 "the source URI cannot be read; write scheme://user@host:port?option=value"
-            ) from err
+            ) from None
         login, _, servers = parts.netloc.rpartition("@")
         # urlsplit ends the authority at the first `/`. A password with one would land in the
         # path, and the messages below would print it: look for a login in both.

@@ -17,6 +17,7 @@ from gcsafepoint.explain.explanation import time_of
 from gcsafepoint.explain.names import CREATING_PREFIX, feed_of, generation_of
 from server.capture.fence import Fence
 from server.capture.records import RELEASED_S, Records
+from server.capture.safepoint import ChangefeedSafePoints
 from server.changefeed import keys
 from server.changefeed.captures import living_captures
 from server.changefeed.view import record_document, record_text
@@ -224,8 +225,7 @@ async def delete_safepoints(remote: Remote, arguments: argparse.Namespace) -> Ou
             return Output({"dry_run": True, "safepoints": services})
         if services and not arguments.yes:
             confirm(f"Delete the GC safepoints {', '.join(services)}, which no changefeed has?")
-        for service in services:
-            await pd.update_service_gc_safe_point(service, 0, 0)
+        await ChangefeedSafePoints(pd).delete_all(services)
     return Output({"deleted": services})
 
 
@@ -251,8 +251,7 @@ async def reset(remote: Remote, arguments: argparse.Namespace) -> Output:
             )
         await _remove_all(meta, services)
         # Afterwards: a changefeed whose record was left would lose its history.
-        for service in services:
-            await pd.update_service_gc_safe_point(service, 0, 0)
+        await ChangefeedSafePoints(pd).delete_all(services)
     return Output({"removed": True} | shown)
 
 

@@ -93,6 +93,28 @@ def open_listeners(address: str) -> Sequence[socket.socket]:
     return sockets
 
 
+def warn_if_open(address: str, *, has_tls: bool) -> None:
+    """Log it if other machines can reach the port, which is bound already, without TLS."""
+    if not has_tls and not _is_loopback(address):
+        _log.warning(
+            "other machines can reach this port, and it has no TLS: what goes over it can be read, "
+            "tokens too, and without roles every client may do everything; give --ca-path, "
+            "--cert-path and --key-path, or isolate the network (docs/security.md)",
+            address=address,
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether only this machine can connect to an address as `open_listeners` takes it."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    places = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return all(
+        ipaddress.ip_address(str(place[4][0]).partition("%")[0]).is_loopback for place in places
+    )
+
+
 def close_listener(listener: socket.socket) -> None:
     """Close a socket of `open_listeners`; the path of a Unix socket is removed."""
     name = listener.getsockname()

@@ -33,6 +33,7 @@ from server.rpc.front import BatchHandler, CallQueue, Route, method_handlers
 from server.rpc.grpcio_front import GrpcioFront, passed_on
 from server.rpc.http1 import Http1Front, Serve
 from server.rpc.http2.server import NativeServer
+from server.rpc.listener import warn_if_open
 from storage.model.errors import UnavailableError
 
 _DRAIN_SECONDS = 5.0
@@ -173,6 +174,7 @@ class RpcServer:
             connections_per_address=limits.connections_per_address or connections_per_address(),
         )
         security = security or SecurityConfig()
+        self._has_tls = security.enabled
         self._allowed = AllowedNames(security.cert_allowed_cn)
         self._access = CallAccess(access)
         self._server = _server(chosen(suited), security, limits, self._allowed, self._access)
@@ -221,6 +223,7 @@ class RpcServer:
         self._add_reflection()
         port = self._bind(addr)
         bound = f"{addr.rpartition(':')[0]}:{port}"
+        warn_if_open(addr, has_tls=self._has_tls)
         async with asyncio.TaskGroup() as tasks:
             routes = [tasks.create_task(route.run(), name=route.name) for route in self._routes]
             await self._server.start(tasks)

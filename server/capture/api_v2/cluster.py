@@ -5,19 +5,16 @@ unsafe: the metadata as it is, locks of dead transactions, and safepoints that n
 import json
 from typing import Any, Protocol
 
-import structlog
-
 from server.capture.errors import ParameterError
 from server.capture.fence import Fence
 from server.capture.records import Records
+from server.capture.safepoint import ChangefeedSafePoints
 from server.changefeed import keys
 from server.changefeed.view import record_document, record_text
 from server.rpc.lock_resolver import LockResolver, region_locks
 from server.rpc.pd import PdClient, RegionMissingError
 from server.rpc.tikv import KvClient
 from storage.meta.meta import Meta
-
-_log = structlog.get_logger(__name__)
 
 
 class Cluster(Protocol):
@@ -77,9 +74,8 @@ class LiveCluster:
 
     async def remove_safe_points(self) -> None:
         """Remove the safepoints of changefeeds that there are not any more."""
-        for service in await Records(self._meta, Fence()).left_services(self._pd.cluster_id):
-            _log.warning("safepoint of no changefeed is deleted", service_id=service)
-            await self._pd.update_service_gc_safe_point(service, 0, 0)
+        services = await Records(self._meta, Fence()).left_services(self._pd.cluster_id)
+        await ChangefeedSafePoints(self._pd).delete_all(services)
 
 
 def _text(value: Any) -> str:

@@ -2,10 +2,12 @@
 pods are confined, and what names something else names what is there.
 
 `make kubernetes-check` puts the schemas into build/kubernetes; kustomize or kubectl must be there.
-Without them these tests are skipped.
+Without them these tests are skipped, but for that of the ports, which reads the manifests as they
+are written.
 """
 
 import functools
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -152,6 +154,47 @@ def test_selectors_and_ports_find_pods(overlay):
     for policy in objects(overlay, "NetworkPolicy"):
         for rule in policy["spec"]["ingress"]:
             assert {port["port"] for port in rule.get("ports", [])} <= all_ports
+
+
+def ports_of(workload: Object) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container(workload).get("ports", [])}
+
+
+def ports_of_flags(workload: Object) -> dict[str, int]:
+    flags = (
+        re.fullmatch(r"--([\w-]+)=.*:(\d+)", each) for each in container(workload).get("args", [])
+    )
+    return {flag[1]: int(flag[2]) for flag in flags if flag}
+
+
+def test_ports_are_those_that_daemons_listen_on():
+    """Where a daemon listens, what it calls itself, and what its pod and service name."""
+    written = [
+        each
+        for path in sorted((KUBERNETES / "base").glob("*.yaml"))
+        for each in yaml.safe_load_all(path.read_text())
+        if "metadata" in each
+    ]
+    services = {each["metadata"]["name"]: each for each in written if each["kind"] == "Service"}
+    workloads = {
+        each["metadata"]["name"]: each for each in written if "template" in each.get("spec", {})
+    }
+    shared = ports_of(workloads.pop("any"))
+    of_images = re.findall(r"_HTTP_ADDR=0\.0\.0\.0:(\d+)", (ROOT / "Dockerfile").read_text())
+    assert set(map(int, of_images)) == set(shared.values())
+    assert workloads.keys() == services.keys()
+    for name, workload in workloads.items():
+        ports, flags = ports_of(workload), ports_of_flags(workload)
+        listening = {
+            flag: port
+            for flag, port in flags.items()
+            if flag in ("addr", "flight-addr") or flag.startswith("listen-")
+        }
+        assert sorted(listening.values()) == sorted(ports.values())
+        for flag, port in listening.items():
+            assert flags.get(f"advertise-{flag}", port) == port
+        for port in services[name]["spec"]["ports"]:
+            assert port["port"] == (shared | ports)[port["targetPort"]]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

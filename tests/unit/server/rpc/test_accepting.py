@@ -1,11 +1,14 @@
-"""Connections that wait to be set up: addresses in turn, and never too many."""
+"""Connections that wait to be set up: addresses in turn, and never too many; and which ports other
+machines can reach.
+"""
 
 import socket
 from collections.abc import Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
-from server.rpc.listener import Waiting
+from server.rpc.listener import Waiting, warn_if_open
 
 
 @pytest.fixture
@@ -30,3 +33,18 @@ def test_the_longest_queue_loses_where_too_many_wait(sockets: list[socket.socket
     dropped = [waiting.add(address, one) for one, address in zip(sockets, "aaabab", strict=True)]
     assert dropped == [None, None, None, None, sockets[4], sockets[2]]
     assert [waiting.next()[0] for _ in range(len(waiting))] == list("abab")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "", "192.0.2.7", "[2001:db8::7]"])
+def test_a_port_that_other_machines_reach_without_tls_is_warned_of(host: str) -> None:
+    with capture_logs() as logs:
+        warn_if_open(f"{host}:8300", has_tls=False)
+        warn_if_open(f"{host}:8300", has_tls=True)
+    assert [line["address"] for line in logs] == [f"{host}:8300"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:8300", "[::1]:8300", "unix:/run/s"])
+def test_a_port_of_this_machine_is_not_warned_of(address: str) -> None:
+    with capture_logs() as logs:
+        warn_if_open(address, has_tls=False)
+    assert logs == []
