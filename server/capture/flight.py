@@ -97,8 +97,8 @@ class OwnerFeeds:
         """End all waiting."""
         self._waiting.close()
 
-    def elsewhere(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
-        """See `Feeds.elsewhere`: nothing is passed on."""
+    def remote_action(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
+        """Return None: nothing is forwarded; see `Feeds.remote_action`."""
         del changefeed
         return None
 

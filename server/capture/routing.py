@@ -1,9 +1,9 @@
-"""Calls that one capture carries out: the owner, or the one that runs a changefeed. Any capture
-takes them, and passes them on to it: `Router` those of gRPC, `FlightForwarder` those of Flight, so
-that a reader may ask any capture.
+"""Forwards calls to the capture that has to carry them out: the owner, or the one that runs the
+changefeed. So a client may call any capture. `Router` forwards gRPC calls, `FlightForwarder` those
+of Flight.
 
-A plan's slices name the capture that has the rows, so rows pass through here only where a reader
-cannot reach that one.
+A plan names for each slice the capture that has its rows. Rows are forwarded only for a reader that
+cannot reach that capture.
 """
 
 import asyncio
@@ -39,30 +39,34 @@ from storage.model.errors import TidemarkError, UnavailableError
 
 _FORWARDED: Final = "tidemark-forwarded"
 _LOCAL: Final = "tidemark-local"
-_FORWARD_S: Final = 30.0
-_LONG_CALLS_S: Final = dict.fromkeys(("MoveTable", "SplitTable"), MOVE_S + 15.0)
-"""A little longer than such a call may take, since the capture that runs it decides about its
-timeout.
+_FORWARD_TIMEOUT_S: Final = 30.0
+_LONG_CALL_TIMEOUTS_S: Final = dict.fromkeys(("MoveTable", "SplitTable"), MOVE_S + 15.0)
+"""A little longer than such a call may take: the capture that runs it ends it first, with an error
+that says more.
 """
-_OF_THIS_OWNER: Final = frozenset({"ResignOwner"})
-"""Calls that are meant for the present owner and are not repeated at the next one."""
+_NEVER_REPEATED: Final = frozenset({"ResignOwner"})
+"""Calls for the present owner, which must not reach the next one."""
 _READS: Final = frozenset({"ListChangefeeds", "QueryChangefeed", "CheckChangefeed"})
 _REPEATABLE: Final = _READS | {"CreateChangefeed", "PauseChangefeed", "DrainCapture"}
-"""Calls that may be made several times; by its `request_id` a creation is carried out once."""
-_CONNECT_S: Final = 3.0
-_SILENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-_LOCAL_S: Final = 3.0
-_MOVES_S: Final = 15.0
-"""How long to look for the new runner of a changefeed: a little longer than the lease of a dead
-capture.
+"""Calls that may be sent again after a lost answer; the `request_id` of a creation makes it happen
+once.
 """
-_LOOK_EVERY_S: Final = 0.05
-_FLIGHT_FIND_S: Final = 2.0
-"""Readers ask again: a changefeed on its way to another capture is not waited for here."""
-_FLIGHT_LOOK_EVERY_S: Final = 1.0
-_FLIGHT_ACTION_S: Final = 30.0
-_FLIGHT_ROWS_S: Final = 3600.0
-"""For all rows of a slice: its reader may be slow, and one that is cut off begins it anew."""
+_CONNECT_S: Final = 3.0
+_UNANSWERED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_LOCAL_TIMEOUT_S: Final = 3.0
+_FIND_TIMEOUT_S: Final = 15.0
+"""How long to wait until some capture runs the changefeed: a little longer than the lease of a dead
+one.
+"""
+_POLL_S: Final = 0.05
+_FLIGHT_FIND_TIMEOUT_S: Final = 2.0
+"""Short, since readers try again by themselves."""
+_FLIGHT_CHECK_S: Final = 1.0
+_FLIGHT_ACTION_TIMEOUT_S: Final = 30.0
+_FLIGHT_ROWS_TIMEOUT_S: Final = 3600.0
+"""For all rows of a slice. Its reader may be slow, and would have to begin the slice again after a
+timeout.
+"""
 A = TypeVar("A")
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -70,7 +74,7 @@ Stub = Callable[[grpc.aio.Channel], Any]
 
 
 class Router:
-    """Finds the capture for a call."""
+    """Runs gRPC calls here, or on the capture that has to carry them out."""
 
     def __init__(
         self, maintainers: Maintainers, membership: Membership, access: PeerAccess
@@ -92,12 +96,13 @@ class Router:
         runs `changefeed`, or to the owner.
 
         Raises:
-            NotOwnerError: there is none for `_MOVES_S`.
-            ChangeInterruptedError: an earlier attempt may have made the change.
-            TidemarkError: what that capture raises.
+            NotOwnerError: no capture can carry it out within `_FIND_TIMEOUT_S`.
+            ChangeInterruptedError: the change may have been made.
+            TidemarkError: the error of `call`, or of that capture.
         """
-        is_forwarded, limit_s = _has(context, _FORWARDED), _LONG_CALLS_S.get(method, _FORWARD_S)
-        gives_up_s = asyncio.get_running_loop().time() + _MOVES_S
+        is_forwarded = _has(context, _FORWARDED)
+        timeout_s = _LONG_CALL_TIMEOUTS_S.get(method, _FORWARD_TIMEOUT_S)
+        deadline_s = asyncio.get_running_loop().time() + _FIND_TIMEOUT_S
         interrupted: ChangeInterruptedError | None = None
         while True:
             try:
@@ -108,35 +113,39 @@ class Router:
                 # take the other one for the owner, and would pass the call to and fro.
                 if is_forwarded:
                     raise NotOwnerError("the changefeed has moved just now; ask again")
-                return await self._ask(capture, stub, method, request, _FORWARDED, limit_s)
+                return await self._ask(capture, stub, method, request, _FORWARDED, timeout_s)
             except (UnavailableError, StatusError) as err:
                 if method not in _READS:
                     interrupted = _interrupted(method, err) or interrupted
                 again = not is_forwarded and _is_repeated(method, err)
-                if not again or asyncio.get_running_loop().time() > gives_up_s:
+                if not again or asyncio.get_running_loop().time() > deadline_s:
                     raise (interrupted or err) from None
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_POLL_S)
 
-    async def find(self, changefeed: str = "", moves_s: float = _MOVES_S) -> CaptureRecord | None:
-        """The capture that runs a changefeed, without one the owner; None: this one, which also
-        answers for changefeeds that there are not. One on its way to another capture is waited for.
+    async def find(
+        self, changefeed: str = "", timeout_s: float = _FIND_TIMEOUT_S
+    ) -> CaptureRecord | None:
+        """Find the capture that runs `changefeed`, or the owner if `changefeed` is empty. None
+        means this capture, which also answers that a changefeed does not exist.
+
+        Waits up to `timeout_s` for a changefeed that moves to another capture.
 
         Raises:
-            NotOwnerError: there is none at this moment.
+            NotOwnerError: no capture runs it now, or none is the owner.
         """
         if self._maintainers.has(changefeed):
             return None
         try:
-            async with asyncio.timeout(moves_s):
-                # A changefeed of a log may be with nobody for a moment, or, after a capture has
-                # died, for as long as its lease lasts.
+            async with asyncio.timeout(timeout_s):
+                # While it moves, no capture runs a log's changefeed for a moment; after a crash,
+                # until the dead capture's lease ends.
                 while changefeed and await self._membership.has_maintainer(changefeed):
                     capture = await self._membership.maintainer(changefeed)
                     if self._maintainers.has(changefeed):
                         return None
                     if capture is not None and capture.id != self._membership.id:
                         return capture
-                    await asyncio.sleep(_LOOK_EVERY_S)
+                    await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise NotOwnerError(
                 f"changefeed {changefeed} is on its way to another capture; ask again"
@@ -149,12 +158,12 @@ class Router:
         return owner
 
     async def ask_others(self, stub: Stub, method: str, request: Any) -> list[Any]:
-        """Ask the other captures about their own changefeeds; captures that do not answer are left
-        out.
+        """Send the request to all other captures that run logs; returns the answers of those that
+        answer.
         """
         captures = await self._membership.maintaining()
         calls = [
-            self._ask(capture, stub, method, request, _LOCAL, _LOCAL_S)
+            self._ask(capture, stub, method, request, _LOCAL, _LOCAL_TIMEOUT_S)
             for capture in captures
             if capture.id != self._membership.id
         ]
@@ -162,14 +171,14 @@ class Router:
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def check_address(self, address: str) -> None:
-        """See that calls for this capture would not reach another one at `address`. Where nobody
-        answers, a capture has died there a moment ago.
+        """Check that no other living capture answers at `address`. A record of that address whose
+        capture does not answer is one of a capture that has just died.
 
         Raises:
-            CaptureAddressTakenError: they would.
+            CaptureAddressTakenError: another capture answers there.
         """
         own, answered_by = self._membership.id, ""
-        # What cannot be asked must not keep a capture from starting.
+        # A failed check must not keep a capture from starting.
         with suppress(TidemarkError):
             for record in [member.record for member in await self._membership.members()]:
                 if record.address == address and record.id != own:
@@ -179,7 +188,7 @@ class Router:
                         "ListCaptures",
                         capturepb.ListCapturesRequest(),
                         _LOCAL,
-                        _LOCAL_S,
+                        _LOCAL_TIMEOUT_S,
                     )
                     answered_by = answer.answered_by
         if answered_by not in ("", own):
@@ -189,45 +198,55 @@ class Router:
             )
 
     async def _ask(
-        self, capture: CaptureRecord, stub: Stub, method: str, request: Any, mark: str, for_s: float
+        self,
+        capture: CaptureRecord,
+        stub: Stub,
+        method: str,
+        request: Any,
+        mark: str,
+        timeout_s: float,
     ) -> Any:
         async with self._access.connect(capture.address) as channel:
             try:
-                async with asyncio.timeout(min(_CONNECT_S, for_s)):
+                async with asyncio.timeout(min(_CONNECT_S, timeout_s)):
                     await channel.channel_ready()
             except TimeoutError:
-                # Nothing was sent: if it has died, another one takes its place within seconds.
+                # Nothing was sent, so the caller may try again: the place of a dead capture is
+                # taken within seconds.
                 fault = await connection_fault(capture.address, self._access.security)
                 raise NotOwnerError(
                     f"capture {capture.id} does not answer: {fault or capture.address}; ask again"
                 ) from None
             forward = getattr(stub(channel), method)
             try:
-                return await forward(request, timeout=for_s, metadata=((mark, "1"),))
+                return await forward(request, timeout=timeout_s, metadata=((mark, "1"),))
             except grpc.aio.AioRpcError as err:
                 raise passed_on(err) from err
 
 
 def _is_repeated(method: str, err: TidemarkError) -> bool:
-    """Whether a call that failed so is made again, at whoever is the one for it by then."""
-    # It began to move after it was found; or an election is under way, as when the owner was too
-    # busy to renew its lease. Nothing was changed.
+    """Whether a call that failed with `err` is sent again, to whichever capture is then the one."""
+    # The changefeed has just moved, or an election is under way, for example because the owner was
+    # too busy to renew its lease. Nothing was changed.
     if err.code == NotOwnerError.code:
-        return method not in _OF_THIS_OWNER
-    # The owner has died a moment ago, hangs, or waits for a metadata server that does.
-    silent = _is_silent(err) or err.code in (ChangeInterruptedError.code, MetaUnavailableError.code)
-    return silent and method in _REPEATABLE
+        return method not in _NEVER_REPEATED
+    # The capture has just died, hangs, or waits for a metadata server that hangs.
+    unanswered = _is_unanswered(err) or err.code in (
+        ChangeInterruptedError.code,
+        MetaUnavailableError.code,
+    )
+    return unanswered and method in _REPEATABLE
 
 
-def _is_silent(err: TidemarkError) -> bool:
-    return isinstance(err, StatusError) and err.status in _SILENT
+def _is_unanswered(err: TidemarkError) -> bool:
+    return isinstance(err, StatusError) and err.status in _UNANSWERED
 
 
 def _interrupted(method: str, err: TidemarkError) -> ChangeInterruptedError | None:
-    """The error of a change that may have been carried out; None: it has not been."""
+    """The error that says that the change may have been made; None: it was not made."""
     if err.code == ChangeInterruptedError.code:
         return ChangeInterruptedError(err.message)
-    if not _is_silent(err):
+    if not _is_unanswered(err):
         return None
     again = "; or send it again with the same request_id" if method == "CreateChangefeed" else ""
     return ChangeInterruptedError(
@@ -237,7 +256,7 @@ def _interrupted(method: str, err: TidemarkError) -> ChangeInterruptedError | No
 
 
 def is_local(context: Context) -> bool:
-    """Whether another capture asks for this capture's own changefeeds only."""
+    """Whether the caller is a capture that wants this capture's own changefeeds only."""
     return _has(context, _LOCAL)
 
 
@@ -246,10 +265,10 @@ def _has(context: Context, mark: str) -> bool:
 
 
 class FlightForwarder:
-    """Passes calls on; called from Flight's threads, while `loop` runs.
+    """Forwards Flight calls. Used by Flight's threads, while `loop` runs.
 
-    The calls are made in threads of `executor`: one to a capture that hangs is left alone when
-    another capture takes its place.
+    Threads of `executor` make the calls, so that a call to a capture that hangs can be abandoned
+    when another capture takes over the changefeed.
     """
 
     def __init__(
@@ -264,35 +283,36 @@ class FlightForwarder:
         self._loop = loop
         self._executor = executor
 
-    def elsewhere(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
-        """Return a function that sends an action's name and body to the capture that runs a
-        changefeed; None: it is this capture, which also answers for unknown changefeeds.
+    def remote_action(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
+        """Return a function that sends an action's name and body to the capture that runs the
+        changefeed, and returns its answer. None means that this capture runs it; this one also
+        answers that a changefeed does not exist.
 
         Raises:
-            NotOwnerError: nobody runs it at this moment.
+            NotOwnerError: no capture runs it now.
         """
         peer = self._peer(changefeed)
         if peer is None:
             return None
 
-        def act(name: str, body: bytes) -> bytes:
-            def ask() -> bytes:
-                [result] = peer.do_action(fl.Action(name, body), _FLIGHT_ACTION_S)
+        def forward(name: str, body: bytes) -> bytes:
+            def do_action() -> bytes:
+                [result] = peer.do_action(fl.Action(name, body), _FLIGHT_ACTION_TIMEOUT_S)
                 answer: bytes = result.body.to_pybytes()
                 return answer
 
-            return self._call_runner(changefeed, peer, ask)
+            return self._call_runner(changefeed, peer, do_action)
 
-        return act
+        return forward
 
     def read(
         self, changefeed: str, table: str, start_ts: int, end_ts: int, *, before: bool
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | None:
-        """See `Feeds.read`: the rows from the capture that runs the changefeed; None: it is this
-        one.
+        """Read the rows from the capture that runs the changefeed (see `Feeds.read`); None: this
+        capture runs it.
 
         Raises:
-            NotOwnerError: nobody runs it at this moment.
+            NotOwnerError: no capture runs it now.
         """
         peer = self._peer(changefeed)
         if peer is None:
@@ -308,51 +328,55 @@ class FlightForwarder:
             document["traceparent"] = traceparent
         ticket = fl.Ticket(json.dumps(document).encode())
 
-        def opened() -> tuple[fl.FlightStreamReader, pa.Schema]:
-            stream = peer.do_get(ticket, _FLIGHT_ROWS_S)
+        def open_stream() -> tuple[fl.FlightStreamReader, pa.Schema]:
+            stream = peer.do_get(ticket, _FLIGHT_ROWS_TIMEOUT_S)
             return stream, stream.schema
 
-        stream, schema = self._call_runner(changefeed, peer, opened)
+        stream, schema = self._call_runner(changefeed, peer, open_stream)
         return schema, self._batches(changefeed, peer, stream)
 
     def _batches(
         self, changefeed: str, peer: PeerCapture, stream: fl.FlightStreamReader
     ) -> Iterator[pa.RecordBatch]:
-        def following() -> pa.RecordBatch | None:
+        def next_batch() -> pa.RecordBatch | None:
             try:
                 return stream.read_chunk().data
             except StopIteration:
                 return None
 
-        while (batch := self._call_runner(changefeed, peer, following)) is not None:
+        while (batch := self._call_runner(changefeed, peer, next_batch)) is not None:
             yield batch
 
     def _call_runner(self, changefeed: str, peer: PeerCapture, call: Callable[[], T]) -> T:
-        """Call another capture for as long as it runs the changefeed; its errors are raised here
-        again.
+        """Run `call`, which asks `peer`, and abandon it when `peer` no longer runs the changefeed.
+
+        Raises:
+            NotOwnerError: another capture runs the changefeed now.
+            TidemarkError: the peer's error.
         """
-        answering = self._executor.submit(call)
+        answer = self._executor.submit(call)
         while True:
             try:
-                return answering.result(_FLIGHT_LOOK_EVERY_S)
+                return answer.result(_FLIGHT_CHECK_S)
             except (fl.FlightError, pa.ArrowException) as err:
                 raise error_of_flight(peer.name, err) from err
             except TimeoutError:
-                now = self._peer(changefeed)
-                if now is None or now.record != peer.record:
+                # A capture that hangs would never answer, while the changefeed runs elsewhere.
+                runner = self._peer(changefeed)
+                if runner is None or runner.record != peer.record:
                     raise NotOwnerError(
                         f"changefeed {changefeed} has gone to another capture; ask again"
                     ) from None
 
     def _peer(self, changefeed: str) -> PeerCapture | None:
-        """The capture to ask; None: this one."""
-        finding = asyncio.run_coroutine_threadsafe(
-            self._router.find(changefeed, _FLIGHT_FIND_S), self._loop
+        """Find the capture that runs the changefeed; None: this one."""
+        search = asyncio.run_coroutine_threadsafe(
+            self._router.find(changefeed, _FLIGHT_FIND_TIMEOUT_S), self._loop
         )
         try:
-            capture = finding.result(2 * _FLIGHT_FIND_S)
+            capture = search.result(2 * _FLIGHT_FIND_TIMEOUT_S)
         except TimeoutError:
-            finding.cancel()
+            search.cancel()
             raise NotOwnerError(
                 "the metadata does not say who runs the changefeed; ask again"
             ) from None

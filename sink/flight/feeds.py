@@ -137,9 +137,9 @@ class Feeds(Protocol):
     exist, and an UnavailableError while the changefeed does not run here.
     """
 
-    def elsewhere(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
-        """How to ask the server that has the changefeed: the action's name and its body in, the
-        answer out; None: it is here.
+    def remote_action(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
+        """Return a function that sends an action's name and body to the server that has the
+        changefeed, and returns its answer; None: this server has it.
         """
         ...
 

@@ -131,9 +131,9 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
             body = action.body.to_pybytes()
             request = parse(body)
             context.get_middleware(_CALLS).check(request.changefeed)
-            ask = self._feeds.elsewhere(request.changefeed)
-            if ask is not None:
-                return [ask(action.type, body)]
+            forward = self._feeds.remote_action(request.changefeed)
+            if forward is not None:
+                return [forward(action.type, body)]
             return [json.dumps(carry_out(request)).encode()]
 
     def do_get(self, context: Any, ticket: Any) -> Any:

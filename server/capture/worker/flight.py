@@ -38,7 +38,7 @@ class ShareFeeds:
         """End all waiting."""
         self._waiting.close()
 
-    def elsewhere(self, changefeed: str) -> None:
+    def remote_action(self, changefeed: str) -> None:
         """Return None: workers forward nothing."""
 
     def has(self, changefeed: str, table: str, start_ts: int, end_ts: int) -> bool:
@@ -152,11 +152,11 @@ class CaptureFeeds(OwnerFeeds):
         super().close()
         self._rows.close()
 
-    def elsewhere(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
-        """See `Feeds.elsewhere`."""
+    def remote_action(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
+        """See `Feeds.remote_action`."""
         if self._maintainers.has(changefeed):
             return None
-        return self._forwarder.elsewhere(changefeed)
+        return self._forwarder.remote_action(changefeed)
 
     def _check_held(self) -> None:
         self._maintainers.check_held()

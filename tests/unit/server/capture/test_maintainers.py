@@ -205,7 +205,7 @@ async def test_a_creation_that_its_owner_did_not_survive_is_made_once_by_the_nex
 async def test_a_forwarded_change_that_gets_no_answer_may_have_been_made(
     cluster, monkeypatch, method, advice
 ):
-    monkeypatch.setattr(routing_module, "_MOVES_S", 0.0)
+    monkeypatch.setattr(routing_module, "_FIND_TIMEOUT_S", 0.0)
     capture = await cluster.start("a")
 
     async def silent():
@@ -218,7 +218,7 @@ async def test_a_forwarded_change_that_gets_no_answer_may_have_been_made(
 
 
 async def test_a_capture_that_has_died_is_sent_nothing(cluster, monkeypatch):
-    monkeypatch.setattr(routing_module, "_MOVES_S", 0.0)
+    monkeypatch.setattr(routing_module, "_FIND_TIMEOUT_S", 0.0)
     monkeypatch.setattr(routing_module, "_CONNECT_S", 0.2)
     capture = await cluster.start("a")
 

@@ -32,7 +32,7 @@ class Capture:
         self.calls = []
         self.break_after = None
 
-    def elsewhere(self, changefeed):
+    def remote_action(self, changefeed):
         return None
 
     def describe(self, changefeed, ts=None, *, before=False, known_ts=None, reader=""):
