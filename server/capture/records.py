@@ -271,7 +271,7 @@ class Records:
         names = sorted(map(glob.escape, tables.values()))
         before = await dump.job()
         job = before or Job(uuid.uuid4().hex, tables=tuple(names))
-        if (taking := job.also_taking(tables.values())) != before:
+        if (taking := job.including(tables.values())) != before:
             await dump.put_job(before, taking)
 
     async def restart(

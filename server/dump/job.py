@@ -73,15 +73,13 @@ class Job:
         """Whether the table is part of the dump."""
         return not self.tables or any(fnmatchcase(name, pattern) for pattern in self.tables)
 
-    def also_taking(self, names: Iterable[str]) -> Self:
-        """The same job, with these tables."""
+    def including(self, names: Iterable[str]) -> Self:
+        """The same job, which also takes these tables."""
         missing = [glob.escape(name) for name in names if not self.takes(name)]
         return replace(self, tables=(*self.tables, *missing)) if missing else self
 
-    def step(self, rows: int) -> int:
-        """Return how many rows of a chunk of `rows` to read at once: at most what the job allows in
-        a second.
-        """
+    def rows_at_once(self, rows: int) -> int:
+        """Limit the size of a chunk of `rows` rows to what the job allows in a second."""
         return (
             min(rows, max(self.rows_per_s // self.parallel, _STEP_MIN)) if self.rows_per_s else rows
         )
@@ -95,8 +93,8 @@ class Job:
             default=0,
         )
 
-    def foremost(self, dumps: Iterable[TableDump]) -> list[TableDump]:
-        """The tables of the greatest priority among those that have something to read now."""
+    def most_urgent(self, dumps: Iterable[TableDump]) -> list[TableDump]:
+        """Of the tables that have something to read now, those of the greatest priority."""
         ready = [
             each
             for each in dumps
@@ -170,15 +168,15 @@ class DumpRecords:
         self._tables = keys.source(changefeed) + b"dump/table/"
 
     async def job(self) -> Job | None:
-        """The job that was given; None: none yet."""
+        """The job in the metadata; None: the changefeed was never dumped."""
         pair = await self._meta.get(self._job)
         return Job.parse(pair.value) if pair else None
 
     async def put_job(self, before: Job | None, job: Job) -> None:
-        """Ask for something else than `before`. Durable.
+        """Replace the job `before` by `job`. Durable.
 
         Raises:
-            DumpStateError: somebody else did, meanwhile.
+            DumpStateError: the metadata has another job than `before`.
         """
         # Any capture writes jobs, and so does a dump that reads tables again by itself: without the
         # comparison the later one would undo what it has never seen.
@@ -193,7 +191,7 @@ class DumpRecords:
             )
 
     async def tables(self, job: Job) -> list[TableProgress]:
-        """The durable progress of the job's tables, in the order of their ids, as those of the
+        """The durable progress of the job's tables, by ascending id: tables that were there at the
         start come first.
         """
         tables = [parse_progress(pair.value) for pair in await self._meta.get_prefix(self._tables)]
@@ -230,14 +228,14 @@ def parse_progress(text: bytes) -> TableProgress:
 
 
 class Dumps(Protocol):
-    """The tables of the job that is taken up."""
+    """The tables of the present job."""
 
     def locked(self) -> AbstractContextManager[Any]:
-        """Held while they are looked into."""
+        """A lock to hold while a `TableDump` is read or changed."""
         ...
 
     def all_dumps(self) -> Collection[TableDump]:
-        """Call it `locked`."""
+        """The tables' dumps; to be called while `locked` is held."""
         ...
 
 
@@ -254,7 +252,7 @@ class ProgressSaver:
         """Held while something is written, so that older progress never overwrites newer."""
 
     def begin(self, durable: Mapping[int, TableProgress]) -> None:
-        """A job is taken up, of which this is in the metadata."""
+        """Follow another job; `durable` is its progress in the metadata, by table id."""
         self._written = dict(durable)
         self._measured.clear()
         self._count_failed()
@@ -312,7 +310,7 @@ class ProgressSaver:
         TABLES_FAILED.labels(self._changefeed).set(failed)
 
     def _measure(self, dump: TableDump) -> None:
-        """Measure how fast a table is read, over some seconds."""
+        """Set the rate of a table anew, by the rows of the last `_MEASURE_S` seconds."""
         table_id, rows, now_s = dump.durable.table_id, dump.durable.rows, time.monotonic()
         rows_before, before_s = self._measured.setdefault(table_id, (rows, now_s))
         passed_s, is_restarted = now_s - before_s, rows < rows_before

@@ -150,12 +150,15 @@ def _cursor_doc(cursor: Cursor | None) -> list[list[Any]] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """A chunk that was read from a range of a table; `last` None: nothing was there."""
+class ChunkRead:
+    """What was read of one range of a table as a chunk."""
 
     place: int
+    """The range's index in the table's ranges."""
     epoch: int
+    """The range's epoch when the chunk was read; see `TableDump.set_back`."""
     last: Cursor | None
+    """The key of its last row; None: it has no rows."""
     ends: bool
     """Whether the range ends with it."""
     rows: int
@@ -165,97 +168,102 @@ class Read:
 
 
 @dataclass(slots=True)
-class _Reading:
-    """One range while it is read: `epoch` grows when it is set back,
-    `unsettled` are the chunks not yet durable.
-    """
+class _RangeProgress:
+    """One range while it is read."""
 
-    at: Range
+    durable: Range
+    """The range with the cursor that is durable at the target."""
     epoch: int = 0
-    unsettled: deque[tuple[int, Read]] = field(default_factory=deque)
-    """With the commit_ts of their high watermarks."""
+    """Grows each time the range is set back: chunks of an earlier epoch do not count."""
+    unsettled: deque[tuple[int, ChunkRead]] = field(default_factory=deque)
+    """The chunks whose windows have closed and that are not durable yet, with the commit_ts of
+    their high watermarks.
+    """
     rows_ahead: int = 0
-    """Rows of chunks that were read and are not yet durable, in windows still open, too."""
+    """Rows of chunks that were read and are not durable yet, those of open windows included."""
 
     @property
-    def closed(self) -> Range | None:
-        """The range as far as its windows have closed; None: none has."""
-        return _moved(self.at, self.unsettled[-1][1]) if self.unsettled else None
+    def closed(self) -> Range:
+        """The range with the cursor behind the last chunk whose window has closed."""
+        return _behind(self.durable, self.unsettled[-1][1]) if self.unsettled else self.durable
 
 
 class TableDump:
-    """One table while it is dumped: `durable`, and what is ahead of it in this process only."""
+    """One table while it is dumped: `durable`, and what is ahead of it in this process only.
+
+    A chunk is read (`note_read`), its window closes (`count_chunk`), and the checkpoint passes its
+    high watermark (`settle`). A chunk that must be read again is `set_back` instead.
+    """
 
     def __init__(self, durable: TableProgress) -> None:
         self.durable = durable
-        self._ranges = [_Reading(each) for each in durable.ranges]
-        self._ahead = list(durable.ranges)
+        self._ranges = [_RangeProgress(each) for each in durable.ranges]
+        self._unread = list(durable.ranges)
+        """Each range from the last key that was read on."""
         self._expected = 0
 
     def next_range(self, taken: frozenset[int] = frozenset()) -> int | None:
         """A range that has more to read and is not `taken`; None: there is none."""
         open_ranges = (
-            place for place, each in enumerate(self._ahead) if not each.done and place not in taken
+            place for place, each in enumerate(self._unread) if not each.done and place not in taken
         )
         return next(open_ranges, None)
 
-    def ahead(self, place: int) -> tuple[Range, int]:
-        """The range that is still to be read, and its epoch."""
-        return self._ahead[place], self._ranges[place].epoch
+    def unread(self, place: int) -> tuple[Range, int]:
+        """The part of the range that is still to be read, and the range's epoch."""
+        return self._unread[place], self._ranges[place].epoch
 
-    def read(self, chunk: Read) -> None:
-        """A chunk was read; the next one begins behind it. One of an older epoch is forgotten."""
-        reading = self._reading(chunk)
-        if reading is not None:
-            self._ahead[chunk.place] = _moved(self._ahead[chunk.place], chunk)
-            reading.rows_ahead += chunk.rows
+    def note_read(self, chunk: ChunkRead) -> None:
+        """Let the next chunk of the range begin behind this one; ignores one of an older epoch."""
+        progress = self._range_of(chunk)
+        if progress is not None:
+            self._unread[chunk.place] = _behind(self._unread[chunk.place], chunk)
+            progress.rows_ahead += chunk.rows
 
-    def closed(self, chunk: Read, commit_ts: int) -> bool:
-        """Its window has closed; returns whether its rows count:
-        not if it was set back meanwhile.
+    def count_chunk(self, chunk: ChunkRead, commit_ts: int) -> bool:
+        """Count a chunk whose window has closed, with the high watermark at `commit_ts`. Returns
+        False, and its rows do not count, if it was set back meanwhile.
         """
-        reading = self._reading(chunk)
-        if reading is None:
+        progress = self._range_of(chunk)
+        if progress is None:
             return False
-        reading.unsettled.append((commit_ts, chunk))
+        progress.unsettled.append((commit_ts, chunk))
         return True
 
-    def again(self, chunk: Read) -> bool:
-        """Read a chunk again, and what was read behind it;
-        returns whether it was not set back before.
+    def set_back(self, chunk: ChunkRead) -> bool:
+        """Set the range back behind the last chunk that counts, so that `chunk` is read again, and
+        what was read behind it. Returns False if that was done before.
         """
-        reading = self._reading(chunk)
-        if reading is None:
+        progress = self._range_of(chunk)
+        if progress is None:
             return False
         # Chunks behind it were read already, or are being read: with the new epoch none of them
         # counts any more.
-        reading.epoch += 1
-        reading.rows_ahead = sum(each.rows for _, each in reading.unsettled)
-        self._ahead[chunk.place] = reading.closed or reading.at
+        progress.epoch += 1
+        progress.rows_ahead = sum(each.rows for _, each in progress.unsettled)
+        self._unread[chunk.place] = progress.closed
         return True
 
-    def _reading(self, chunk: Read) -> _Reading | None:
-        """The range of a chunk, as it was when that was read; None: it was set back,
-        or planned anew.
-        """
-        return self._ranges[chunk.place] if self.is_now(chunk.place, chunk.epoch) else None
+    def _range_of(self, chunk: ChunkRead) -> _RangeProgress | None:
+        """The range that a chunk was read of; None: it was set back or planned anew since."""
+        return self._ranges[chunk.place] if self.is_current(chunk.place, chunk.epoch) else None
 
-    def is_now(self, place: int, epoch: int) -> bool:
-        """Whether the range is still in that epoch, so that what `ahead` returned is valid."""
+    def is_current(self, place: int, epoch: int) -> bool:
+        """Whether the range is still in that epoch, so that what `unread` returned is valid."""
         return place < len(self._ranges) and self._ranges[place].epoch == epoch
 
     def settle(self, checkpoint_ts: int) -> bool:
-        """Everything up to `checkpoint_ts` is at the target for good;
-        returns whether `durable` has moved.
+        """Move `durable` over the chunks whose high watermark the durable checkpoint has reached;
+        returns whether it has changed.
         """
         before = self.durable
-        for place, reading in enumerate(self._ranges):
+        for place, progress in enumerate(self._ranges):
             # In the order of the range: a chunk behind one that is not at the target would move the
             # cursor over a gap.
-            while reading.unsettled and reading.unsettled[0][0] <= checkpoint_ts:
-                commit_ts, chunk = reading.unsettled.popleft()
-                reading.at = _moved(reading.at, chunk)
-                reading.rows_ahead -= chunk.rows
+            while progress.unsettled and progress.unsettled[0][0] <= checkpoint_ts:
+                commit_ts, chunk = progress.unsettled.popleft()
+                progress.durable = _behind(progress.durable, chunk)
+                progress.rows_ahead -= chunk.rows
                 self.durable = replace(
                     self.durable,
                     rows=self.durable.rows + chunk.rows,
@@ -265,7 +273,7 @@ class TableDump:
                     high_ts=max(self.durable.high_ts, commit_ts),
                     ranges=(
                         *self.durable.ranges[:place],
-                        reading.at,
+                        progress.durable,
                         *self.durable.ranges[place + 1 :],
                     ),
                 )
@@ -280,13 +288,13 @@ class TableDump:
             self.durable = replace(self.durable, state=TableState.DONE, error="")
         return self.durable != before
 
-    def expected(self, rows: int) -> None:
+    def set_expected(self, rows: int) -> None:
         """Set the present estimate of the total number of rows."""
         self._expected = rows
 
     def _estimated(self, before: TableProgress) -> int:
-        """The number of rows expected, but for now no more than leave the share of those at the
-        target where it was.
+        """The estimate to show: the expected rows, but never so many that the percentage at the
+        target goes back.
         """
         if not self._expected:
             return self.durable.rows_estimated
@@ -294,45 +302,45 @@ class TableDump:
         most = self.durable.rows * before.rows_estimated // before.rows if shown else self._expected
         return max(min(self._expected, most), self.durable.rows)
 
-    def repaired(self) -> None:
-        """A chunk is read again as its sum was not that of the server."""
+    def count_repair(self) -> None:
+        """Count a chunk that is read again because its sum was not that of the server."""
         self.durable = replace(self.durable, chunks_repaired=self.durable.chunks_repaired + 1)
 
-    def moved_to(self, state: TableState, error: str = "") -> None:
-        """The table is in another state."""
+    def set_state(self, state: TableState, error: str = "") -> None:
+        """Set the table's state, and why it waits or has failed."""
         self.durable = replace(self.durable, state=state, error=error)
 
     def set_rate(self, rows_per_s: int) -> None:
-        """Note how fast it was read lately."""
+        """Set the rate at which it is read, for its status."""
         self.durable = replace(self.durable, rows_per_s=rows_per_s)
 
-    def planned(self, ranges: tuple[Range, ...], rows_estimated: int) -> None:
-        """Reading begins, in these ranges."""
-        self._restarted(replace(self.durable, ranges=ranges, rows_estimated=rows_estimated))
-        self.moved_to(TableState.DUMPING)
+    def begin(self, ranges: tuple[Range, ...], rows_estimated: int) -> None:
+        """Begin to read the table, in these ranges."""
+        self._replace(replace(self.durable, ranges=ranges, rows_estimated=rows_estimated))
+        self.set_state(TableState.DUMPING)
 
     def restart(self, table_id: int) -> None:
-        """Begin anew: nothing that was read counts."""
+        """Begin the table anew: nothing that was read of it counts."""
         fresh = TableProgress(self.durable.name, table_id, self.durable.job)
-        self._restarted(fresh)
+        self._replace(fresh)
 
-    def _restarted(self, durable: TableProgress) -> None:
-        # Above all epochs so far: chunks of the former ranges that are still under way find theirs
-        # gone, also where the new ranges have the same places.
+    def _replace(self, durable: TableProgress) -> None:
+        # The new epoch is above all so far: chunks of the former ranges that are still being read
+        # must not count for new ranges of the same index.
         newest = max((each.epoch for each in self._ranges), default=0) + 1
         self.durable = durable
-        self._ranges = [_Reading(each, newest) for each in durable.ranges]
-        self._ahead = list(durable.ranges)
+        self._ranges = [_RangeProgress(each, newest) for each in durable.ranges]
+        self._unread = list(durable.ranges)
 
     @property
-    def closed_ts(self) -> int | None:
-        """The last high watermark of a table whose windows have all closed; None:
-        there is something to read.
+    def complete_ts(self) -> int | None:
+        """The last high watermark, if all of the table was read and all windows have closed; else
+        None.
         """
         if self.durable.state.is_over and self.durable.state is not TableState.DONE:
             return None
         if self.durable.state is TableState.WAITING or not all(
-            (each.closed or each.at).done for each in self._ranges
+            each.closed.done for each in self._ranges
         ):
             return None
         return max(
@@ -340,12 +348,13 @@ class TableDump:
         )
 
     @property
-    def rows_ahead(self) -> int:
-        """Rows whose windows have closed, durable or not."""
+    def rows_counted(self) -> int:
+        """The rows of chunks whose windows have closed, durable or not."""
         return self.durable.rows + sum(
             chunk.rows for each in self._ranges for _, chunk in each.unsettled
         )
 
 
-def _moved(at: Range, chunk: Read) -> Range:
-    return replace(at, after=chunk.last if chunk.last is not None else at.after, done=chunk.ends)
+def _behind(of: Range, chunk: ChunkRead) -> Range:
+    """The range without the chunk, which was read from its beginning."""
+    return replace(of, after=chunk.last if chunk.last is not None else of.after, done=chunk.ends)

@@ -63,7 +63,7 @@ class Death:
         self._around(Server, "write", lambda _, uuid, kind: "high" if kind == HIGH else "low")
         self._around(ChunkReader, "read", lambda *_, **__: "select")
         self._around(DumpListener, "watermark", self._passed, after_only=True)
-        self._around(DumpListener, "take_up", lambda *_: "taken", after_only=True)
+        self._around(DumpListener, "begin_job", lambda *_: "taken", after_only=True)
         self._around(LogRows, "_put", self._added, after_only=True)
         self._around(LogPuller, "_resolve", self._resolved, after_only=True)
         self._around_async(DumpRecords, "put_tables", lambda *_: "progress")

@@ -27,7 +27,7 @@ from server.dump.cluster.chunks import Chunks, Page, Pulled, RoundRead
 from server.dump.cluster.plan import cursor_of, least_s
 from server.dump.cluster.survey import Surveyed, Surveyor
 from server.dump.job import RUNNING, DumpRecords, Job, ProgressSaver
-from server.dump.progress import Read, TableDump, TableProgress, TableState
+from server.dump.progress import ChunkRead, TableDump, TableProgress, TableState
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_ms
 from storage.tasks import gather
@@ -92,7 +92,7 @@ class ClusterDump:
     async def _rounds(self) -> None:
         while True:
             try:
-                busy = await self._next()
+                busy = await self._run_next()
             except TidemarkError as err:
                 _log.warning(
                     "dump waits", changefeed=self._changefeed, code=err.code, error=err.message
@@ -101,9 +101,11 @@ class ClusterDump:
             if not busy:
                 await asyncio.sleep(_IDLE_S)
 
-    async def _next(self) -> bool:
-        """A round, if there is anything to do; returns whether to go on at once."""
-        job = await self._taken_up(await self._records.job())
+    async def _run_next(self) -> bool:
+        """Run a round if there is anything to read; returns whether to look for the next one at
+        once.
+        """
+        job = await self._follow_job(await self._records.job())
         if job is None or job.state != RUNNING:
             return False
         pause_s = self._free_at - time.monotonic()
@@ -120,7 +122,7 @@ class ClusterDump:
         self._free_at = began + least_s(job, rows, size)
         return rows > 0 or not any(pick.dump.durable.error for pick in picks)
 
-    async def _taken_up(self, job: Job | None) -> Job | None:
+    async def _follow_job(self, job: Job | None) -> Job | None:
         before, self._job = self._job, job
         if job is None or before is None or job.id != before.id:
             durable = (
@@ -144,7 +146,7 @@ class ClusterDump:
                 self._dumps[table_id] = TableDump(self._dumps[table_id].durable)
 
     async def _survey(self, job: Job) -> None:
-        """See to tables that are new, are pulled anew, or are gone."""
+        """Plan tables that are new or pulled anew, and note those that are gone."""
         here = self._chunks.tables()
         self._forget_lost(here)
         new = {
@@ -190,11 +192,11 @@ class ClusterDump:
             if table_id in here or dump.durable.state.is_over:
                 self._missing_since.pop(table_id, None)
             elif now - self._missing_since.setdefault(table_id, now) > _GONE_S:
-                dump.moved_to(TableState.DROPPED)
+                dump.set_state(TableState.DROPPED)
 
     def _pick(self, job: Job) -> list[_Pick]:
-        """The ranges that are next: of up to `parallel` tables;
-        several of each where there are fewer tables.
+        """Choose the ranges to read next: of up to `parallel` tables, several of each if there are
+        fewer tables.
         """
         here = self._chunks.tables()
         self._forget_lost(here)
@@ -203,7 +205,7 @@ class ClusterDump:
             for table_id in self._surveyed
             if self._keeps_up(table_id, here[table_id])
         ]
-        dumps = job.foremost(ready)[: job.parallel]
+        dumps = job.most_urgent(ready)[: job.parallel]
         chosen = [(dump, self._surveyed[dump.durable.table_id]) for dump in dumps]
         most = max(job.parallel // max(len(dumps), 1), 1)
         return [
@@ -225,7 +227,7 @@ class ClusterDump:
         """Read one chunk of each range, at one timestamp; returns how many rows and bytes."""
         dump, surveyed = pick.dump, pick.surveyed
         limit = surveyed.pace.limit(job, len(pick.places))
-        at = [(place, *dump.ahead(place)) for place in pick.places]
+        at = [(place, *dump.unread(place)) for place in pick.places]
         pages = [
             Page(surveyed.begin(place, part), surveyed.ranges[place].end_key, limit)
             for place, part, _ in at
@@ -249,13 +251,13 @@ class ClusterDump:
         else:
             for (place, _, epoch), page, page_read in zip(at, pages, read.pages, strict=True):
                 last = cursor_of(page_read.last) if page_read.rows else None
-                chunk = Read(
+                chunk = ChunkRead(
                     place, epoch, last, page_read.ends, page_read.rows, page_read.size_bytes
                 )
-                dump.read(chunk)
-                dump.closed(chunk, read.ts)
+                dump.note_read(chunk)
+                dump.count_chunk(chunk, read.ts)
                 surveyed.saw(place, page, page_read)
-            dump.expected(dump.rows_ahead + surveyed.left(dump))
+            dump.set_expected(dump.rows_counted + surveyed.left(dump))
         return self._counted(read)
 
     def _counted(self, read: RoundRead) -> tuple[int, int]:
@@ -269,7 +271,7 @@ class ClusterDump:
         return rows, size
 
     def _note(self, dump: TableDump, error: str) -> None:
-        """Note in its status why a table waits."""
+        """Show in the table's status why it waits."""
         if error != dump.durable.error:
             if error:
                 _log.warning(
@@ -278,7 +280,7 @@ class ClusterDump:
                     table=dump.durable.name,
                     error=error,
                 )
-            dump.moved_to(dump.durable.state, error)
+            dump.set_state(dump.durable.state, error)
 
 
 def _places(dump: TableDump, most: int) -> list[int]:

@@ -75,7 +75,7 @@ class Surveyed:
 
     def left(self, dump: TableDump) -> int:
         """Estimate how many rows are left."""
-        ahead = ((place, dump.ahead(place)[0]) for place in range(len(self.ranges)))
+        ahead = ((place, dump.unread(place)[0]) for place in range(len(self.ranges)))
         return self.estimate.left(
             [(place, self.begin(place, at)) for place, at in ahead if not at.done]
         )
@@ -107,10 +107,10 @@ class Surveyor:
             planned = planned_ranges(extents)
             ranges = key_ranges(planned, parts)
             assert ranges is not None, "ranges of these parts"
-            dump.planned(planned, 0)
+            dump.begin(planned, 0)
         surveyed = Surveyed(pulled.generation, ranges, RowEstimate(ranges, extents))
         await self._sample(surveyed, dump, ts)
-        dump.expected(dump.rows_ahead + surveyed.left(dump))
+        dump.set_expected(dump.rows_counted + surveyed.left(dump))
         return surveyed
 
     async def _extent(self, part: Span, ts: int) -> Extent:
@@ -125,7 +125,7 @@ class Surveyor:
         unknown = (
             place for place in range(len(surveyed.ranges)) if place not in surveyed.estimate.counted
         )
-        left = [place for place in unknown if not dump.ahead(place)[0].done]
+        left = [place for place in unknown if not dump.unread(place)[0].done]
         for first in range(0, len(left), _AT_A_TIME):
             await gather(
                 self._sample_one(surveyed, dump, place, ts)
@@ -133,7 +133,7 @@ class Surveyor:
             )
 
     async def _sample_one(self, surveyed: Surveyed, dump: TableDump, place: int, ts: int) -> None:
-        begin = surveyed.begin(place, dump.ahead(place)[0])
+        begin = surveyed.begin(place, dump.unread(place)[0])
         keys = await self._store.keys(begin, surveyed.ranges[place].end_key, ts, _SAMPLE_ROWS)
         if len(keys) == _SAMPLE_ROWS:
             surveyed.estimate.saw(place, keys[0], keys[-1], len(keys))

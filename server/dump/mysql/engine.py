@@ -121,7 +121,7 @@ class DumpEngine:
         backoff = Backoff(*_PAUSE_S)
         while True:
             try:
-                busy = await self._next()
+                busy = await self._run_next()
             except TidemarkError as err:
                 _log.warning(
                     "dump waits", changefeed=self._changefeed, code=err.code, error=err.message
@@ -134,11 +134,11 @@ class DumpEngine:
             if not busy:
                 await self._wait(_IDLE_S)
 
-    async def _next(self) -> bool:
-        """A round, if there is anything to do and the log keeps up;
-        returns whether to go on at once.
+    async def _run_next(self) -> bool:
+        """Run a round if there is anything to read and the log keeps up; returns whether to look
+        for the next one at once.
         """
-        job = await self._taken_up(await self._current_job())
+        job = await self._follow_job(await self._current_job())
         if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
             return False
         if await self._plan_waiting(job):
@@ -151,12 +151,12 @@ class DumpEngine:
             # In steps: meanwhile the job may get other rates, or be paused.
             await asyncio.sleep(min(left_s, _IDLE_S))
             return True
-        again = self._listener.again
+        rereading = self._listener.rereading
         with self._listener.locked():
             dumps = self._listener.all_dumps()
-            first = job.foremost(each for each in dumps if each.durable.table_id in again)
+            first = job.most_urgent(each for each in dumps if each.durable.table_id in rereading)
             picks = next_picks(
-                first or job.foremost(dumps), self._watermarks.guard.parallel(job.parallel)
+                first or job.most_urgent(dumps), self._watermarks.guard.parallel(job.parallel)
             )
         if not picks:
             return False
@@ -171,16 +171,16 @@ class DumpEngine:
         return True
 
     async def _current_job(self) -> Job | None:
-        """The job, looked up now and then: a round may be shorter than a look."""
+        """The job in the metadata, read every `_LOOK_S` only: a round may take less than a read."""
         now = time.monotonic()
         if self._job is None or now >= self._looked_at + _LOOK_S:
             self._looked_at, job = now, await self._records.job()
             return job
         return self._job
 
-    async def _taken_up(self, job: Job | None) -> Job | None:
-        """See to the job as it is now, and to tables that are new; None:
-        there is nothing to do for it yet.
+    async def _follow_job(self, job: Job | None) -> Job | None:
+        """Follow a change of the job, and add tables that are new; returns the job, None if there
+        is nothing to do for it yet.
         """
         before = self._job
         if job is None or before is None or job.id != before.id:
@@ -194,21 +194,21 @@ class DumpEngine:
             self._paces.clear()
             self._refusals.clear()
             self._saver.begin(durable)
-            self._listener.take_up(
+            self._listener.begin_job(
                 {table_id: TableDump(each) for table_id, each in durable.items()}
             )
         elif job.attempt != before.attempt:
             self._retry_failed()
         self._job = job
-        self.copying.taken_up(job)
+        self.copying.set_job(job)
         with self._listener.locked():
             dumps = {each.durable.table_id for each in self._listener.all_dumps()}
-        again = self._listener.again
+        rereading = self._listener.rereading
         for table_id, table in self._listener.tables().items():
             if (
                 job is not None
                 and table_id not in dumps
-                and (table_id in again or job.takes(table.name))
+                and (table_id in rereading or job.takes(table.name))
             ):
                 self._listener.add(table_id, fresh(table.name, table_id, job.id))
         return job
@@ -220,10 +220,12 @@ class DumpEngine:
             self._paces.clear()
             for dump in self._listener.all_dumps():
                 if dump.durable.state is TableState.FAILED:
-                    dump.moved_to(TableState.DUMPING if dump.durable.chunks else TableState.WAITING)
+                    dump.set_state(
+                        TableState.DUMPING if dump.durable.chunks else TableState.WAITING
+                    )
 
     async def _plan_waiting(self, job: Job) -> bool:
-        """All tables soon, as only then it is known how much there is;
+        """Plan tables that are not begun yet, soon, since the size of the dump is known only then;
         returns whether one was refused.
         """
         with self._listener.locked():
@@ -234,8 +236,10 @@ class DumpEngine:
         return not all(planned)
 
     async def _plan(self, job: Job, table_id: int) -> bool:
-        """Returns False if that was refused, or the log has yet to tell of the table."""
-        described = self._listener.known(table_id)
+        """Plan the ranges of one table; returns False if the server refused that, or if the log has
+        not brought the table yet.
+        """
+        described = self._listener.table_version(table_id)
         if described is None:
             return False
         table, version = described
@@ -250,11 +254,11 @@ class DumpEngine:
             self._count_refusals([Refused(table_id, version, err)])
             return False
         self._refusals.over(table_id)
-        self._begun(job, table, version, query)
+        self._begin_version(job, table, version, query)
         with self._listener.locked():
             dump = self._listener.dump(table_id)
             if dump is not None and dump.durable.state is TableState.WAITING:
-                dump.planned(ranges, rows)
+                dump.begin(ranges, rows)
         return True
 
     def _where(self, job: Job, table_id: int) -> str:
@@ -263,12 +267,12 @@ class DumpEngine:
         """
         return (
             ""
-            if table_id in self._listener.again
+            if table_id in self._listener.rereading
             else job.where.get(self._listener.name(table_id), "")
         )
 
-    def _begun(self, job: Job, table: SourceTable, version: int, query: ChunkQuery) -> Pace:
-        """A table is read in this version from here on."""
+    def _begin_version(self, job: Job, table: SourceTable, version: int, query: ChunkQuery) -> Pace:
+        """Read the table by this query from here on, as its version has changed."""
         if job.verify and (columns := Check(query).unchecked):
             _log.warning(
                 "columns not compared",
@@ -280,7 +284,7 @@ class DumpEngine:
         return pace
 
     async def _round(self, job: Job, picks: Sequence[Pick]) -> tuple[int, int]:
-        """Returns how many rows and bytes were read."""
+        """Run one round: low watermark, reads, high watermark. Returns the rows and bytes read."""
         low, high = uuid.uuid4().hex, uuid.uuid4().hex
         server = await self._threads.connected()
         taken: list[ReadChunk] = []
@@ -318,7 +322,7 @@ class DumpEngine:
         self, job: Job, server: Server, pick: Pick
     ) -> ReadChunk | Refused | MySqlUnavailableError | None:
         """Read one chunk of a round; returns something else if there is none."""
-        described = self._listener.known_at(pick.table_id, pick.place, pick.epoch)
+        described = self._listener.table_version_at(pick.table_id, pick.place, pick.epoch)
         if described is None:
             return None
         table, version = described
@@ -328,7 +332,7 @@ class DumpEngine:
                 query = await self._threads.call(
                     server.query, table, self._where(job, pick.table_id)
                 )
-                pace = self._begun(job, table, version, query)
+                pace = self._begin_version(job, table, version, query)
             pace.begin(pick.epoch)
             taken = await self._threads.call(self._read_by_one, job, server, pick, pace)
         except MySqlUnavailableError as err:
@@ -341,15 +345,15 @@ class DumpEngine:
 
     def _read_by_one(self, job: Job, server: Server, pick: Pick, pace: Pace) -> ReadChunk:
         reader = server.reader()
-        limit = job.step(self._watermarks.guard.rows(pace.size.rows))
+        limit = job.rows_at_once(self._watermarks.guard.rows(pace.size.rows))
         try:
             return reader.read(pick, pace.version, pace.query, limit, verify=job.verify)
         finally:
             server.done(reader)
 
     def _count_refusals(self, refused: Iterable[Refused]) -> None:
-        """A DDL that the log has not passed yet may be the reason:
-        it is tried again when the log is further.
+        """Count refused reads, and fail tables that were refused often enough. A DDL that the log
+        has not passed yet may be the reason, so they are tried again first.
         """
         for each in self._refusals.last(refused):
             self._fail(each.table_id, TableState.FAILED, str(each.error))
@@ -358,7 +362,7 @@ class DumpEngine:
         with self._listener.locked():
             dump = self._listener.dump(table_id)
             if dump is not None and not dump.durable.state.is_over:
-                dump.moved_to(state, error)
+                dump.set_state(state, error)
                 _log.error(
                     "table not dumped",
                     changefeed=self._changefeed,
@@ -366,14 +370,14 @@ class DumpEngine:
                     error=error,
                 )
         if state is TableState.FAILED:
-            self._listener.cannot_read_again(table_id, error)
+            self._listener.reread_failed(table_id, error)
 
     def _note(self, error: str) -> None:
         """Note in the status of all unfinished tables why they wait."""
         with self._listener.locked():
             for dump in self._listener.all_dumps():
                 if not dump.durable.state.is_over and dump.durable.error != error:
-                    dump.moved_to(dump.durable.state, error)
+                    dump.set_state(dump.durable.state, error)
 
     async def _commit(self, unique_identifier: str, kind: int) -> None:
         """Write a watermark, and note when it was committed."""

@@ -1,6 +1,5 @@
-"""The dump's two faces to the log: `DumpListener` is told what the log brings, and keeps the
-windows and the tables in the order of the log; `DumpCopying` is asked to copy rows that no event
-brings.
+"""How a dump follows the log: `DumpListener` gets what the log brings, and keeps the windows and
+the tables in the order of the log; `DumpCopying` copies rows that no event brings.
 
 The log's thread calls the listener. The engine calls it, too, from the event loop and from its
 readers' threads. One lock guards everything; nothing blocks while it is held. `DumpCopying` is
@@ -99,18 +98,18 @@ class DumpListener:
             for each in closed:
                 dump = self._dumps.get(each.chunk.table_id)
                 if dump is None or each.rows is None:
-                    self._reread(each)
-                elif dump.closed(each.chunk.read, commit_ts):
+                    self._refuse_chunk(each)
+                elif dump.count_chunk(each.chunk.read, commit_ts):
                     batches.append((self._tables[each.chunk.table_id].span, each.rows))
                     metrics.VERIFIED.inc(each.chunk.read.checked)
                     metrics.REPLACED.inc(len(each.chunk.keys) - each.rows.num_rows)
-            self._end_again(commit_ts)
+            self._end_reread(commit_ts)
         # Called without the lock: the engine takes it when it wakes up.
         self.on_news()
         return [(span, rows) for span, rows in batches if rows.num_rows]
 
     def _drop_unknown(self) -> None:
-        """End the dumps of tables that are gone.
+        """End the dumps of dropped tables.
 
         The progress of an earlier process may name tables that the log has dropped since, and ones
         that it creates only when it is read again: which of the two is known where it has passed a
@@ -118,7 +117,7 @@ class DumpListener:
         """
         for table_id, dump in self._dumps.items():
             if table_id not in self._tables and not dump.durable.state.is_over:
-                dump.moved_to(TableState.DROPPED)
+                dump.set_state(TableState.DROPPED)
         self._may_be_gone = False
 
     def xa_moved(self, xid: str, *, waits: bool) -> None:
@@ -145,13 +144,13 @@ class DumpListener:
                     self._windows.table_changed(table_id)
                     del self._tables[table_id]
                     if table_id in self._dumps:
-                        self._dumps[table_id].moved_to(TableState.DROPPED)
+                        self._dumps[table_id].set_state(TableState.DROPPED)
             self._tables |= brought
             for table_id, table in self._tables.items():
                 if table.name in change.truncated:
                     self._windows.table_changed(table_id)
                     self._restart(table_id)
-            self._change_again(change, before_change)
+            self._change_rereads(change, before_change)
         self.on_news()
 
     def begin_anew(self, names: Collection[str], job: Job) -> bool:
@@ -171,7 +170,7 @@ class DumpListener:
                     dump.restart(table_id)
             return True
 
-    def read_again(self, ts: int, tables: Mapping[int, str], reasons: Mapping[str, str]) -> None:
+    def begin_reread(self, ts: int, tables: Mapping[int, str], reasons: Mapping[str, str]) -> None:
         """Read tables again behind the DDL at `ts`, whatever was read of them;
         cuts wait until they are complete.
 
@@ -193,9 +192,9 @@ class DumpListener:
         if dump is not None:
             dump.restart(table_id)
 
-    def _change_again(self, change: TableChange, before: Mapping[int, SourceTable]) -> None:
-        """A DDL touches tables that are read again: what was read of them is of another schema,
-        or they are gone.
+    def _change_rereads(self, change: TableChange, before: Mapping[int, SourceTable]) -> None:
+        """Set back the tables that are read again and that a DDL touches, as what was read of them
+        has another schema; forget those that it drops.
         """
         touched = {*change.dropped, *change.truncated, *(table.name for table in change.tables)}
         for table_id in list(self._rereading):
@@ -208,14 +207,14 @@ class DumpListener:
             ):
                 self._holds.begin(change.commit_ts, table_id)
                 self._set_back(table_id)
-        self._end_again(change.commit_ts)
+        self._end_reread(change.commit_ts)
 
-    def _end_again(self, ts: int) -> None:
-        """Offer cuts again where all tables that are read again are complete at `ts`."""
+    def _end_reread(self, ts: int) -> None:
+        """Let cuts go on at `ts` if all tables that are read again are complete."""
         if not self._holds.open_since:
             return
         dumps = [self._dumps.get(table_id) for table_id in self._rereading]
-        if all(dump is not None and dump.closed_ts is not None for dump in dumps):
+        if all(dump is not None and dump.complete_ts is not None for dump in dumps):
             self._holds.end(ts)
             self._rereading.clear()
             metrics.READING_AGAIN.labels(self._changefeed).set(0)
@@ -226,9 +225,9 @@ class DumpListener:
     # By the engine
 
     @property
-    def again(self) -> frozenset[int]:
-        """Tables that are read again, for which cuts wait: before all others,
-        and with all their rows.
+    def rereading(self) -> frozenset[int]:
+        """The tables that are read again, for which cuts wait: they are read before all others, and
+        whole, whatever condition the job has for them.
         """
         with self._lock:
             return frozenset(self._rereading)
@@ -245,12 +244,12 @@ class DumpListener:
         with self._lock:
             return self._windows.xa_unfinished
 
-    def cannot_read_again(self, table_id: int, error: str) -> None:
-        """A table cannot be read: if cuts wait for it, the changefeed shows the error."""
+    def reread_failed(self, table_id: int, error: str) -> None:
+        """Show the error of a table that cannot be read, if cuts wait for it."""
         with self._lock:
-            self._tell_failed(table_id, error)
+            self._show_reread_error(table_id, error)
 
-    def _tell_failed(self, table_id: int, error: str) -> None:
+    def _show_reread_error(self, table_id: int, error: str) -> None:
         name = self._rereading.get(table_id)
         if name is not None:
             since_ts = self._holds.open_since
@@ -297,8 +296,8 @@ class DumpListener:
         """One table's dump; to be called while `locked` is held."""
         return self._dumps.get(table_id)
 
-    def take_up(self, dumps: Mapping[int, TableDump]) -> None:
-        """Another job: its tables, none of which has a round under way."""
+    def begin_job(self, dumps: Mapping[int, TableDump]) -> None:
+        """Replace the tables by those of another job; no round may be under way."""
         with self._lock:
             assert not len(self._windows), "rounds of another job"
             self._dumps = dict(dumps)
@@ -316,20 +315,22 @@ class DumpListener:
             dump = self._dumps.get(table_id)
             return dump.durable.name if dump is not None else ""
 
-    def known(self, table_id: int) -> tuple[SourceTable, int] | None:
-        """A table with the number of its changes, to read a chunk of it; None: it is gone."""
+    def table_version(self, table_id: int) -> tuple[SourceTable, int] | None:
+        """A table and its version (`Windows.version`), to read a chunk of it; None: it is gone."""
         with self._lock:
             table = self._tables.get(table_id)
             self._may_be_gone |= table is None
             return (table, self._windows.version(table_id)) if table is not None else None
 
-    def known_at(self, table_id: int, place: int, epoch: int) -> tuple[SourceTable, int] | None:
-        """The same for a chunk of a range; None if that was set back since, too:
+    def table_version_at(
+        self, table_id: int, place: int, epoch: int
+    ) -> tuple[SourceTable, int] | None:
+        """The same for a chunk of a range; also None if the range was set back since `epoch`, as
         its cursor may be of another key.
         """
         with self._lock:
             dump, table = self._dumps.get(table_id), self._tables.get(table_id)
-            if dump is None or table is None or not dump.is_now(place, epoch):
+            if dump is None or table is None or not dump.is_current(place, epoch):
                 return None
             return table, self._windows.version(table_id)
 
@@ -345,41 +346,43 @@ class DumpListener:
             # counted as read.
             self._windows.fill(high, chunks, xa_prepared)
             for chunk in chunks:
-                self._dumps[chunk.table_id].read(chunk.read)
+                self._dumps[chunk.table_id].note_read(chunk.read)
 
     def give_up(self, high: str, chunks: Sequence[Chunk] = ()) -> None:
         """Give a round up: its chunks are read again."""
         with self._lock:
             self._windows.give_up(high)
             for chunk in chunks:
-                self._again(chunk)
+                self._set_chunk_back(chunk)
 
     def retry(self) -> None:
-        """Tables that have failed are tried again: their chunks may differ once more."""
+        """Try failed tables again: their chunks may differ once more before they fail."""
         self._holds.error = None
         with self._lock:
             self._repairs.clear()
 
-    def _again(self, chunk: Chunk) -> bool:
+    def _set_chunk_back(self, chunk: Chunk) -> bool:
         metrics.AGAIN.inc()
-        return chunk.table_id in self._dumps and self._dumps[chunk.table_id].again(chunk.read)
+        return chunk.table_id in self._dumps and self._dumps[chunk.table_id].set_back(chunk.read)
 
-    def _reread(self, closed: Closed) -> None:
-        """A chunk does not count; one that is not as the server has it is read again once."""
+    def _refuse_chunk(self, closed: Closed) -> None:
+        """Set back a chunk that does not count. A table fails if the same rows differ from the
+        server's a second time.
+        """
         table_id, mismatch, keys = closed.chunk.table_id, closed.chunk.mismatch, closed.differing
-        if not self._again(closed.chunk) or mismatch is None or keys is None:
+        if not self._set_chunk_back(closed.chunk) or mismatch is None or keys is None:
             return
         metrics.DIFFERING.inc()
         dump = self._dumps[table_id]
         error = DumpChunkDiffersError.of(dump.durable.name, mismatch, keys)
         helps = self._repairs.setdefault(table_id, Repairs()).again(keys)
         if helps:
-            dump.repaired()
+            dump.count_repair()
         else:
-            dump.moved_to(TableState.FAILED, str(error))
-            self._tell_failed(table_id, str(error))
+            dump.set_state(TableState.FAILED, str(error))
+            self._show_reread_error(table_id, str(error))
         _log.error(
-            "chunk differs", changefeed=self._changefeed, read_again=helps, error=error.message
+            "chunk differs", changefeed=self._changefeed, begin_reread=helps, error=error.message
         )
 
     def _restart(self, table_id: int) -> None:
@@ -423,8 +426,8 @@ class DumpCopying:
         and whose DDL the log has yet to tell once more.
         """
 
-    def taken_up(self, job: Job | None) -> None:
-        """Take up the job that is in the metadata."""
+    def set_job(self, job: Job | None) -> None:
+        """Note the job that is in the metadata; until the first call, questions about it wait."""
         self._job = job
         self._looked.set()
 
@@ -448,7 +451,7 @@ class DumpCopying:
             if each.name in names
         }
         if tables:
-            self._listener.read_again(start_ts, tables, job.reasons)
+            self._listener.begin_reread(start_ts, tables, job.reasons)
             _log.warning(
                 "tables are still to be read again",
                 changefeed=self._changefeed,
@@ -471,7 +474,7 @@ class DumpCopying:
         # The job is durable, then the cuts wait, then the progress is set back durably: the DDL is
         # not in force before this returns, so a crash anywhere repeats it all.
         self._earlier -= again.reasons.keys()
-        self._listener.read_again(again.commit_ts, again.tables, again.reasons)
+        self._listener.begin_reread(again.commit_ts, again.tables, again.reasons)
         await self._saver.settle()
         metrics.READ_AGAIN.inc(len(again.tables))
         _log.warning(
@@ -483,13 +486,13 @@ class DumpCopying:
         return True
 
     def _reads_again_any(self, names: Collection[str]) -> bool:
-        """Whether cuts wait, now or later, until one of these tables is read again; its partial
-        state is never shown then.
+        """Whether cuts wait, now or later, until one of these tables is read again: no reader sees
+        it before it is complete then.
         """
         again = {
             table.name
             for table_id, table in self._listener.tables().items()
-            if table_id in self._listener.again
+            if table_id in self._listener.rereading
         }
         return not (self._earlier | again).isdisjoint(names)
 

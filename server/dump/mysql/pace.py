@@ -69,7 +69,7 @@ def next_picks(dumps: Iterable[TableDump], most: int) -> Sequence[Pick]:
                 dumping.pop(table_id)
                 continue
             taken[table_id] = taken.get(table_id, frozenset()) | {place}
-            picks.append(Pick(table_id, place, *dump.ahead(place)))
+            picks.append(Pick(table_id, place, *dump.unread(place)))
     return picks
 
 

@@ -25,7 +25,7 @@ from server.dump.mysql.chunk import ChunkQuery, last_row, quote_identifier, spli
 from server.dump.mysql.pace import Pick
 from server.dump.mysql.statement import Statement
 from server.dump.mysql.window import Chunk
-from server.dump.progress import Range, Read
+from server.dump.progress import ChunkRead, Range
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.log.opening import prepared_xids
 from server.puller.mysql.session.catalogue import read_columns, shows
@@ -196,7 +196,7 @@ class ChunkReader:
         # Fewer rows than the limit: the range has ended, also if the last query found none.
         count = len(rows)
         last = query.cursor(last_row(rows)) if count else None
-        read = Read(pick.place, pick.epoch, last, count < limit, count, rows.nbytes, verify)
+        read = ChunkRead(pick.place, pick.epoch, last, count < limit, count, rows.nbytes, verify)
         keys = keys_of(query.table, rows)
         mismatch = (
             self._mismatch(query, Range(part.after, part.until if read.ends else last), keys, rows)

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from server.dump.mysql.check import ChunkMismatch, unexplained
-from server.dump.progress import Read
+from server.dump.progress import ChunkRead
 from storage.model.event import snapshot_rows
 
 LOW: Final = 1
@@ -50,7 +50,7 @@ class Chunk:
     table_id: int
     version: int
     """The version of the table when it was read (`Windows.version`)."""
-    read: Read
+    read: ChunkRead
     """The position in the table from which it was read."""
     keys: pa.Array
     values: pa.Array

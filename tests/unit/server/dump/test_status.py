@@ -103,7 +103,7 @@ def test_ranges_are_read_of_the_greatest_priority_that_has_some(
     for at, (name, is_read, state) in enumerate(drawn):
         ranges = (Range((Cell(1, b"1"),), done=is_read),)
         dumps.append(TableDump(TableProgress(f"s.{name}{at}", at, "j", state, ranges=ranges)))
-    found = job.foremost(dumps)
+    found = job.most_urgent(dumps)
     ready = [
         each
         for each in dumps

@@ -1,20 +1,20 @@
 """What counts of a table's dump, and when."""
 
 from server.dump.mysql.chunk import integer
-from server.dump.progress import Range, Read, TableDump, TableProgress, TableState
+from server.dump.progress import ChunkRead, Range, TableDump, TableProgress, TableState
 
 
 def test_a_chunk_counts_only_once_the_checkpoint_has_reached_it_and_all_before_it() -> None:
     dump = TableDump(TableProgress("shop.t", 7, "j"))
-    dump.planned((Range(),), 4)
+    dump.begin((Range(),), 4)
     first, second = (
-        Read(0, dump.ahead(0)[1], (integer(number),), number == 2, 2, 20) for number in (1, 2)
+        ChunkRead(0, dump.unread(0)[1], (integer(number),), number == 2, 2, 20) for number in (1, 2)
     )
-    dump.read(first)
-    dump.read(second)
+    dump.note_read(first)
+    dump.note_read(second)
     assert dump.next_range() is None
-    assert dump.closed(first, 10)
-    assert dump.closed(second, 20)
+    assert dump.count_chunk(first, 10)
+    assert dump.count_chunk(second, 20)
     dump.settle(9)
     assert (dump.durable.rows, dump.durable.rows_read, dump.durable.ranges) == (0, 4, (Range(),))
     dump.settle(15)
@@ -23,7 +23,7 @@ def test_a_chunk_counts_only_once_the_checkpoint_has_reached_it_and_all_before_i
         4,
         (Range((integer(1),)),),
     )
-    dump.moved_to(TableState.DUMPING, "the log stands still")
+    dump.set_state(TableState.DUMPING, "the log stands still")
     dump.settle(20)
     # What it waited for is not told of a table that is done.
     assert (dump.durable.rows, dump.durable.rows_read, dump.durable.state, dump.durable.error) == (
@@ -36,14 +36,14 @@ def test_a_chunk_counts_only_once_the_checkpoint_has_reached_it_and_all_before_i
 
 def test_rows_read_are_less_again_when_a_chunk_is_read_again() -> None:
     dump = TableDump(TableProgress("shop.t", 7, "j"))
-    dump.planned((Range(),), 4)
+    dump.begin((Range(),), 4)
     first, second = (
-        Read(0, dump.ahead(0)[1], (integer(number),), False, 2, 20) for number in (1, 2)
+        ChunkRead(0, dump.unread(0)[1], (integer(number),), False, 2, 20) for number in (1, 2)
     )
     for chunk in (first, second):
-        dump.read(chunk)
-    assert dump.closed(first, 10)
-    dump.again(second)
+        dump.note_read(chunk)
+    assert dump.count_chunk(first, 10)
+    dump.set_back(second)
     dump.settle(5)
     assert (dump.durable.rows, dump.durable.rows_read) == (0, 2)
     begun_again = TableDump(dump.durable)
@@ -53,23 +53,23 @@ def test_rows_read_are_less_again_when_a_chunk_is_read_again() -> None:
 
 def test_a_chunk_of_a_range_that_is_gone_when_it_has_been_read_counts_nowhere() -> None:
     dump = TableDump(TableProgress("s.t", 1, "j", ranges=(Range(), Range())))
-    chunk = Read(1, dump.ahead(1)[1], (integer(5),), ends=False, rows=5, bytes=50)
+    chunk = ChunkRead(1, dump.unread(1)[1], (integer(5),), ends=False, rows=5, bytes=50)
     dump.restart(1)
-    dump.read(chunk)
-    assert not dump.closed(chunk, 10)
-    assert not dump.again(chunk)
+    dump.note_read(chunk)
+    assert not dump.count_chunk(chunk, 10)
+    assert not dump.set_back(chunk)
     dump.settle(20)
-    assert (dump.durable.rows, dump.durable.rows_read, dump.ahead(0)[0]) == (0, 0, Range())
+    assert (dump.durable.rows, dump.durable.rows_read, dump.unread(0)[0]) == (0, 0, Range())
 
 
 def test_a_chunk_that_is_read_again_takes_those_behind_it_along() -> None:
     dump = TableDump(TableProgress("shop.t", 7, "j"))
-    dump.planned((Range(),), 4)
+    dump.begin((Range(),), 4)
     first, second = (
-        Read(0, dump.ahead(0)[1], (integer(number),), False, 2, 20) for number in (1, 2)
+        ChunkRead(0, dump.unread(0)[1], (integer(number),), False, 2, 20) for number in (1, 2)
     )
-    dump.read(first)
-    dump.read(second)
-    dump.again(first)
-    assert dump.ahead(0)[0] == Range()
-    assert not dump.closed(second, 20)
+    dump.note_read(first)
+    dump.note_read(second)
+    dump.set_back(first)
+    assert dump.unread(0)[0] == Range()
+    assert not dump.count_chunk(second, 20)

@@ -23,7 +23,7 @@ from server.dump.mysql.check import (
     unexplained,
 )
 from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
-from server.dump.progress import Cell, Range, Read
+from server.dump.progress import Cell, ChunkRead, Range
 from storage.mysql.schema import Column, Type
 
 TABLE = 7
@@ -107,7 +107,7 @@ class Window:
             else None
         )
         self.write()
-        read = Read(0, 0, None, True, len(ours.keys), 0, True)
+        read = ChunkRead(0, 0, None, True, len(ours.keys), 0, True)
         chunk = Chunk(
             TABLE, 0, read, ours.keys, pa.array([b""] * len(ours.keys), pa.binary()), mismatch
         )

@@ -14,7 +14,7 @@ from server.changefeed.table import SourceTable, TableRecord
 from server.dump.job import DumpRecords, Job, ProgressSaver
 from server.dump.mysql.listener import DumpCopying, DumpListener
 from server.dump.mysql.window import HIGH, LOW, Chunk
-from server.dump.progress import Cell, Range, Read, TableDump, TableProgress, TableState
+from server.dump.progress import Cell, ChunkRead, Range, TableDump, TableProgress, TableState
 from server.puller.mysql.listener import Reread
 from server.puller.source import TableChange
 from sink.holds import Holds
@@ -49,7 +49,7 @@ def dumping(records: DumpRecords, *tables: TableProgress) -> DumpCopying:
     listener = DumpListener(
         "shop", [table(name, table_id) for name, table_id in (("a", 1), ("b", 2), ("new", 3))]
     )
-    listener.take_up({each.table_id: TableDump(each) for each in tables})
+    listener.begin_job({each.table_id: TableDump(each) for each in tables})
     saver = ProgressSaver("shop", records, listener)
     saver.begin({each.table_id: each for each in tables})
     return DumpCopying("shop", listener, saver, records)
@@ -62,7 +62,7 @@ async def test_a_table_that_is_not_done_begins_anew_durably(
     tables = [progress("a", 1, state), progress("b", 2, TableState.DONE)]
     await records.put_tables(tables)
     copying = dumping(records, *tables)
-    copying.taken_up(JOB)
+    copying.set_job(JOB)
     assert await copying.copies_anew(["s.a"])
     found = {each.name: each for each in await records.tables(JOB)}
     assert (found["s.a"].state, found["s.a"].ranges, found["s.a"].rows) == (
@@ -79,13 +79,13 @@ async def test_nothing_changes_if_one_of_the_tables_is_done_or_not_asked_for(
     tables = [progress("a", 1, TableState.DUMPING), progress("b", 2, TableState.DONE)]
     await records.put_tables(tables)
     copying = dumping(records, *tables)
-    copying.taken_up(JOB)
+    copying.set_job(JOB)
     assert not await copying.copies_anew(["s.a", "s.b"])
     assert sorted(await records.tables(JOB), key=lambda each: each.name) == tables
     assert await copying.copies_anew(["s.new"]), "nothing of it was read yet"
-    copying.taken_up(Job("k", tables=("s.a",)))
+    copying.set_job(Job("k", tables=("s.a",)))
     assert not await copying.copies_anew(["s.new"])
-    copying.taken_up(None)
+    copying.set_job(None)
     assert not await copying.copies_anew(["s.new"])
 
 
@@ -97,22 +97,22 @@ async def test_new_tables_are_copied_if_the_job_takes_them_and_the_answer_waits_
         asked = tasks.create_task(copying.copies(["s.x", "s.y"]))
         await asyncio.sleep(0)
         assert not asked.done(), "nobody knows the job yet"
-        copying.taken_up(JOB)
+        copying.set_job(JOB)
     assert asked.result()
     assert not await copying.copies(["s.x", "other.y"])
-    copying.taken_up(None)
+    copying.set_job(None)
     assert not await copying.copies(["s.x"])
 
 
 def test_a_range_that_was_set_back_is_not_read_with_the_cursor_it_had() -> None:
     listener = DumpListener("shop", [table("a", 1)])
     dump = TableDump(progress("a", 1, TableState.DUMPING))
-    listener.take_up({1: dump})
-    _, epoch = dump.ahead(0)
-    assert listener.known_at(1, 0, epoch) == listener.known(1) is not None
+    listener.begin_job({1: dump})
+    _, epoch = dump.unread(0)
+    assert listener.table_version_at(1, 0, epoch) == listener.table_version(1) is not None
     assert listener.begin_anew(["s.a"], JOB)
-    assert listener.known_at(1, 0, epoch) is None
-    assert listener.known_at(1, 0, dump.ahead(0)[1]) == listener.known(1)
+    assert listener.table_version_at(1, 0, epoch) is None
+    assert listener.table_version_at(1, 0, dump.unread(0)[1]) == listener.table_version(1)
 
 
 def test_a_table_without_a_key_is_no_dumps() -> None:
@@ -124,7 +124,7 @@ def test_a_table_without_a_key_is_no_dumps() -> None:
     listener = DumpListener("shop", [table("a", 1), keyless("b", 2)])
     assert listener.tables().keys() == {1}
     dump = TableDump(progress("a", 1, TableState.DUMPING))
-    listener.take_up({1: dump})
+    listener.begin_job({1: dump})
     listener.changed_schema(TableChange(9, "ALTER …", (keyless("a", 1), keyless("c", 3))))
     assert listener.tables() == {}
     assert dump.durable.state is TableState.DROPPED
@@ -146,28 +146,28 @@ class Life:
     def __init__(self, records: DumpRecords, *tables: TableProgress) -> None:
         self.holds = Holds()
         self.listener = DumpListener("shop", [table("a", 1), table("b", 2)], self.holds)
-        self.listener.take_up({each.table_id: TableDump(each) for each in tables})
+        self.listener.begin_job({each.table_id: TableDump(each) for each in tables})
         self.saver = ProgressSaver("shop", records, self.listener)
         self.saver.begin({each.table_id: each for each in tables})
         self.copying = DumpCopying("shop", self.listener, self.saver, records)
-        self.copying.taken_up(None)
+        self.copying.set_job(None)
 
     def read(self, table_id: int, commit_ts: int) -> None:
         """All of a table, in one chunk whose window closes there."""
         with self.listener.locked():
             dump = self.listener.dump(table_id)
             assert dump is not None
-            dump.planned((Range(),), 1)
+            dump.begin((Range(),), 1)
         for kind, name in ((LOW, "low"), (HIGH, "high")):
             if kind == LOW:
                 self.listener.begin("low", "high", [table_id])
             else:
                 with self.listener.locked():
-                    _, epoch = dump.ahead(0)
-                known = self.listener.known(table_id)
+                    _, epoch = dump.unread(0)
+                known = self.listener.table_version(table_id)
                 assert known is not None
                 none = pa.array([], pa.binary())
-                chunk = Chunk(table_id, known[1], Read(0, epoch, None, True, 0, 0), none, none)
+                chunk = Chunk(table_id, known[1], ChunkRead(0, epoch, None, True, 0, 0), none, none)
                 self.listener.fill("high", [chunk], frozenset())
             values = {"changefeed_id": "shop", "unique_identifier": name, "event_type": kind}
             self.listener.watermark(values, commit_ts)
@@ -181,7 +181,11 @@ async def test_cuts_wait_from_before_the_answer_until_all_tables_are_complete(
     job = await records.job()
     assert job is not None
     assert (dict(job.since_ts), set(job.reasons)) == ({"s.a": 50, "s.b": 50}, {"s.a", "s.b"})
-    assert (life.holds.open_since, life.holds.bound(60), life.listener.again) == (50, 50, {1, 2})
+    assert (life.holds.open_since, life.holds.bound(60), life.listener.rereading) == (
+        50,
+        50,
+        {1, 2},
+    )
     assert {each.state for each in await records.tables(Job("j"))} == {TableState.WAITING}, (
         "durable, too"
     )
@@ -189,7 +193,7 @@ async def test_cuts_wait_from_before_the_answer_until_all_tables_are_complete(
     assert life.holds.bound(80) == 50
     life.read(2, 80)
     assert (life.holds.open_since, life.holds.bound(79), life.holds.bound(80)) == (0, 50, MAX_TS)
-    assert life.listener.again == frozenset()
+    assert life.listener.rereading == frozenset()
 
 
 async def test_a_ddl_of_the_table_begins_it_anew_and_its_end_lets_the_others_go(
@@ -247,7 +251,7 @@ async def test_whatever_was_durable_when_a_capture_died_the_next_one_reads_again
         assert job is not None
         at = Life(records, *(await records.tables(job)))
         await at.copying.begin(50)
-        assert (at.holds.open_since, at.listener.again) == (50, {1})
+        assert (at.holds.open_since, at.listener.rereading) == (50, {1})
         assert "NULL becomes" in at.holds.waiting[1][1]
         beyond = Life(records)
         await beyond.copying.begin(51)
@@ -280,13 +284,13 @@ async def test_a_table_that_an_earlier_life_began_to_read_again_is_no_dump_under
     job = await records.job()
     assert job is not None
     after = Life(records)
-    after.copying.taken_up(job)
+    after.copying.set_job(job)
     await after.copying.begin(40)
     assert not await after.copying.copies_anew(["s.a"])
     assert not await after.copying.copies(["s.a"])
     assert await after.copying.reads_again(again(50, 1))
     beyond = Life(records)
-    beyond.copying.taken_up(job)
+    beyond.copying.set_job(job)
     await beyond.copying.begin(51)
     assert await beyond.copying.copies(["s.a"])
 
@@ -296,9 +300,9 @@ async def test_a_table_that_cannot_be_read_again_is_told_until_it_is_tried_anew(
 ) -> None:
     life = Life(records, progress("a", 1, TableState.DONE))
     await life.copying.reads_again(again(50, 1))
-    life.listener.cannot_read_again(2, "of no concern")
+    life.listener.reread_failed(2, "of no concern")
     assert life.holds.error is None
-    life.listener.cannot_read_again(1, "SELECT command denied")
+    life.listener.reread_failed(1, "SELECT command denied")
     assert life.holds.error is not None
     assert life.holds.error.code == "ErrDumpRereadFailed"
     assert "s.a cannot be read again" in life.holds.error.message

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
-from server.dump.progress import Cell, Range, Read, TableDump, TableProgress, TableState
+from server.dump.progress import Cell, ChunkRead, Range, TableDump, TableProgress, TableState
 from storage.model.event import DELETE
 
 TABLE = 7
@@ -50,7 +50,7 @@ class Round:
     high: str
     filled: bool = False
     xa_prepared: frozenset[str] = frozenset()
-    chunks: list[tuple[Chunk, Read]] = field(default_factory=list)
+    chunks: list[tuple[Chunk, ChunkRead]] = field(default_factory=list)
 
 
 class Process:
@@ -75,7 +75,7 @@ class Model:
         self.uuids = itertools.count()
         ranges = (Range(None, (Cell(3, key_of(4)),)), Range((Cell(3, key_of(4)),), None))
         begun = TableDump(TableProgress("shop.t", TABLE, "job"))
-        begun.planned(ranges, 10)
+        begun.begin(ranges, 10)
         self.durable = begun.durable.to_doc()
         self.checkpoint = self.applied = 0
         self.target: dict[bytes, str] = {}
@@ -164,7 +164,7 @@ class Model:
         place = process.table.next_range(frozenset(read.place for _, read in begun.chunks))
         if place is None or process.table.durable.state is not TableState.DUMPING:
             return
-        ahead, epoch = process.table.ahead(place)
+        ahead, epoch = process.table.unread(place)
         after = ahead.after[0].data if ahead.after else b""
         until = ahead.until[0].data if ahead.until else b"\xff"
         found = sorted(
@@ -174,7 +174,7 @@ class Model:
         )
         taken = found[:limit]
         last = (Cell(3, taken[-1][0]),) if taken else None
-        read = Read(place, epoch, last, len(found) < limit, len(taken), 10 * len(taken))
+        read = ChunkRead(place, epoch, last, len(found) < limit, len(taken), 10 * len(taken))
         version = process.windows.version(TABLE)
         # An engine reads by the columns it knows: of a table that has others by now it gets rows of
         # another shape.
@@ -185,7 +185,7 @@ class Model:
         chunk = Chunk(
             TABLE, version, read, pa.array([key for key, _ in taken], pa.binary()), values
         )
-        process.table.read(read)
+        process.table.note_read(read)
         begun.chunks.append((chunk, read))
 
     def end_round(self, lost: bool) -> None:
@@ -196,7 +196,7 @@ class Model:
             process.windows.give_up(begun.high)
             process.rounds.remove(begun)
             for _, read in begun.chunks:
-                process.table.again(read)
+                process.table.set_back(read)
         else:
             process.windows.fill(
                 begun.high, [chunk for chunk, _ in begun.chunks], begun.xa_prepared
@@ -217,7 +217,7 @@ class Model:
         if event.kind in ("truncate", "moved"):
             process.windows.table_changed(TABLE)
             process.table.restart(TABLE)
-            process.table.planned((Range(),), 0)
+            process.table.begin((Range(),), 0)
             process.sorter.append((ts, DELETE, b"", None))
         if event.kind == "moved":  # durable before the log goes on
             self.durable = process.table.durable.to_doc()
@@ -244,8 +244,8 @@ class Model:
         for each in closed:
             read = each.chunk.read
             if each.rows is None:
-                process.table.again(read)
-            elif process.table.closed(read, ts):
+                process.table.set_back(read)
+            elif process.table.count_chunk(read, ts):
                 assert each.rows["commit_ts"].to_pylist() == [ts] * each.rows.num_rows
                 pairs = zip(
                     each.rows["key"].to_pylist(), each.rows["value"].to_pylist(), strict=True
@@ -300,7 +300,7 @@ class Model:
 
     def restart_dump(self) -> None:
         self.process.table.restart(TABLE)
-        self.process.table.planned((Range(),), 0)
+        self.process.table.begin((Range(),), 0)
         self.durable = self.process.table.durable.to_doc()
 
     def what_is_durable_is_at_the_target(self) -> None:

@@ -44,9 +44,9 @@ def test_a_round_takes_no_more_than_a_second_allows_or_the_least(
     rows: int, rows_per_s: int, parallel: int
 ) -> None:
     job = Job("j", rows_per_s=rows_per_s, parallel=parallel)
-    assert job.step(rows) <= rows
-    assert not rows_per_s or job.step(rows) * parallel <= max(rows_per_s, 64 * parallel)
-    assert rows_per_s or job.step(rows) == rows
+    assert job.rows_at_once(rows) <= rows
+    assert not rows_per_s or job.rows_at_once(rows) * parallel <= max(rows_per_s, 64 * parallel)
+    assert rows_per_s or job.rows_at_once(rows) == rows
 
 
 def test_a_table_is_refused_for_good_the_third_time_in_a_row_in_one_version():

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
-from server.dump.progress import Read
+from server.dump.progress import ChunkRead
 from storage.model.event import RAW_SCHEMA
 
 KEYS = st.lists(st.binary(max_size=3), max_size=8, unique=True)
-READ = Read(0, 0, None, True, 0, 0)
+READ = ChunkRead(0, 0, None, True, 0, 0)
 
 
 def chunk(keys: list[bytes], version: int = 0, table_id: int = 1) -> Chunk:
