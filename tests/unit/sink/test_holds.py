@@ -40,6 +40,29 @@ def test_a_reader_at_the_end_that_the_window_had_before_a_crash_gets_what_follow
     assert held().tables(70, END + 9, []) == {}
 
 
+def test_what_waits_is_told_with_its_reason_until_the_end() -> None:
+    holds = held(None)
+    holds.begin(LATER, 2, "its values change beside the log")
+    holds.error = RangeHeldError("it cannot be read")
+    assert holds.waiting == {1: (SINCE, ""), 2: (LATER, "its values change beside the log")}
+    holds.begin(LATER + 1, 2)
+    assert holds.waiting[2] == (LATER + 1, "its values change beside the log")
+    holds.end(END)
+    assert (holds.waiting, holds.error) == ({}, None)
+
+
+def test_windows_are_forgotten_with_the_log_and_below_the_checkpoint() -> None:
+    holds = held()
+    holds.drop_below(END - 1)
+    assert holds.acknowledged(LATER) == SINCE
+    holds.drop_below(END)
+    assert holds.acknowledged(LATER) == LATER
+    holds = held(None)
+    holds.error = RangeHeldError("it cannot be read")
+    holds.clear()
+    assert (holds.open_since, holds.error) == (0, None)
+
+
 def change(ts: int, mounter: Any = None) -> Any:
     tables = (SimpleNamespace(name="s.t", span=SPAN, mounter=mounter),) if mounter else ()
     return SimpleNamespace(
