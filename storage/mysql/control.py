@@ -46,6 +46,7 @@ _MARIADB_EXPLICIT_TIMESTAMPS = 1 << 24
 """A bit of the flags; MySQL has a variable for it."""
 _LOAD_BYTES = 13
 _MARIADB_GTID = struct.Struct("<QIB")
+_TIME_AND_SERVER = struct.Struct("<IxI")
 _QUERY = struct.Struct("<IIBHH")
 _GENERATED = re.compile(
     rb"CREATE (OR REPLACE )?TABLE (IF NOT EXISTS )?`[^\n]*` \(\n  `"
@@ -106,7 +107,9 @@ class Rotate:
 
 @dataclass(frozen=True, slots=True)
 class MariaGtid:
-    """Begins a transaction of MariaDB (type 162); its server is in the event's header."""
+    """Begins a transaction of MariaDB (type 162); its server and second are in the event's
+    header.
+    """
 
     seq: int
     domain: int
@@ -118,6 +121,8 @@ class MariaGtid:
     """Whether it is the first phase of an ALTER that another transaction ends, or one that failed
     (binlog_alter_two_phase).
     """
+    second: int = 0
+    """When it was committed first, as replicas repeat it."""
 
     @classmethod
     def parse(cls, header: bytes, body: bytes) -> "MariaGtid":
@@ -134,7 +139,8 @@ class MariaGtid:
         # behind it engines and the ALTER's number, of no concern
         phase = reader.number(1) if reader.rest else 0
         nothing = bool(phase & (_MARIADB_START_ALTER | _MARIADB_ROLLBACK_ALTER))
-        return cls(seq, domain, int.from_bytes(header[5:9], "little"), flags, xid, nothing)
+        second, server = _TIME_AND_SERVER.unpack_from(header)
+        return cls(seq, domain, server, flags, xid, nothing, second)
 
     @property
     def is_standalone(self) -> bool:

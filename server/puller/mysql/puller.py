@@ -292,7 +292,7 @@ class LogPuller:
 
     async def _follow(self, log: OpenLog) -> None:
         assert self._transactions is not None, "it runs"
-        self._transactions.reconnected(fold_case=log.fold_case)
+        self._transactions.reconnected(fold_case=log.fold_case, same_server=log.same_server)
         self._log_rows.connected(mariadb=log.session.flavor.is_mariadb)
         # Maybe another server: places in its log are others.
         self._ahead = LogAhead(self._upstream.options, fold_case=log.fold_case)

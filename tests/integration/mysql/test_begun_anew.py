@@ -1,6 +1,7 @@
 """A server that begins its log anew gives its GTIDs out again: nothing is silently passed over."""
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +10,7 @@ from server.capture.source.mysql import MySqlSource
 from server.changefeed.source import SourceUri
 from server.puller.mysql import puller
 from server.puller.mysql.log.opening import beginning
+from server.puller.mysql.log.read_server import ReadServerRecord
 from server.puller.mysql.session.connection import log_in
 from server.puller.mysql.session.errors import LogBehindError
 from server.puller.mysql.session.options import MySqlOptions
@@ -28,7 +30,7 @@ def _saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def _begin_anew(server: MariaDb) -> None:
     """With more than there was before: the GTIDs that were read are in this log, too."""
     rows = (f"INSERT INTO a.t (id) VALUES ({1000 + number})" for number in range(MANY))
-    server.execute("RESET MASTER", *rows)
+    server.execute("RESET MASTER", "SET timestamp = 1000000000", *rows)
 
 
 async def test_a_log_that_is_begun_anew_while_it_is_read_is_another_one(meta: EtcdMeta) -> None:
@@ -118,3 +120,55 @@ async def test_the_place_of_a_busy_server_has_the_gtids_of_that_place(meta: Etcd
 
 def options_of(server: MariaDb) -> MySqlOptions:
     return MySqlOptions.of(SourceUri.parse(server.uri))
+
+
+async def test_another_log_is_known_behind_a_connection_that_brought_nothing_and_elsewhere(
+    meta: EtcdMeta,
+) -> None:
+    """A server that is asked by GTID begins to send before the place that was reached; of another
+    server only the GTIDs count, which are the same for any two that were set up alike.
+    """
+    with running_mariadb() as server:
+        server.execute("CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY)")
+        uri = f"{server.uri}?idle-row-ms=0"
+        async with following(uri, meta, "a.*") as feed:
+            server.execute("INSERT INTO a.t VALUES (1)")
+            await feed.seen("a.t", 1)
+            for _ in range(2):  # the second one comes after the first one's position was saved
+                await asyncio.to_thread(end_readers, server)
+            (table,) = (versions[-1][1] for versions in feed.target.versions.values())
+            read_ts = max(feed.target.resolved.values())
+
+        async def refusal() -> str:
+            with pytest.RaisesGroup(LogBehindError, flatten_subgroups=True) as raised:
+                async with following(uri, meta, "a.*", start_ts=read_ts, tables=[table]) as feed:
+                    await feed.until(lambda: False)
+            return str(raised.value.exceptions)
+
+        _begin_anew(server)
+        assert "another log than was read" in await refusal()
+        await ReadServerRecord(meta, "feed").note("1@elsewhere:3306", 0)
+        assert "was committed at 2001-09-09 01:46:40 UTC there, not 20" in await refusal()
+        server.execute("SET GLOBAL gtid_domain_id = 7", "RESET MASTER")
+        server.execute("DELETE FROM a.t")
+        assert "it has no transactions of domain 0" in await refusal()
+
+
+def end_readers(server: MariaDb) -> None:
+    """End the connections that read the log, and wait until there are others."""
+
+    def readers() -> set[int]:
+        return {
+            row[0]
+            for row in server.execute(
+                "SELECT id FROM information_schema.processlist WHERE command = 'Binlog Dump'"
+            )
+        }
+
+    before = readers()
+    for number in before:
+        server.execute(f"KILL {number}")
+    deadline = time.monotonic() + 60
+    while not readers() - before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from server.puller.mysql.log.position import LogPosition, SavedPosition, TimeLimits
-from server.puller.mysql.log.read_server import ReadServer, check_same_log, name_of
+from server.puller.mysql.log.read_server import NamedServer, ReadServer, check_log, name_of
 from server.puller.mysql.log.stream import LogPlace, LogStream, open_stream
 from server.puller.mysql.session.connection import Session, log_in, log_in_to
 from server.puller.mysql.session.errors import (
@@ -53,6 +53,8 @@ class OpenLog:
     """The server keeps names of tables in lower case."""
     server: str
     """By what the server is known again."""
+    same_server: bool
+    """It has the log of which the saved position is a place."""
 
     def close(self) -> None:
         """End both connections."""
@@ -86,9 +88,8 @@ def open_log(
             reader = log_in_to(address, options)
             opened.append(reader)
             # Of the connection that reads: behind one address there may be several servers.
-            server = name_of(reader)
-            if read_server is not None:
-                check_same_log(server, address, options, saved_position, read_server)
+            named = NamedServer(name_of(reader), address, options)
+            same_server = check_log(named, saved_position, read_server)
             place = LogPlace(
                 saved_position.gtids,
                 saved_position.file,
@@ -98,7 +99,8 @@ def open_log(
             stream = open_stream(reader, place, options, server_id)
             opened.append(stream)
             folds = int(session.row("SELECT @@lower_case_table_names")[0]) > 0
-            return OpenLog(stream, session, stream.take(_FIRST_S), folds, server)
+            first = stream.take(_FIRST_S)
+            return OpenLog(stream, session, first, folds, named.name, same_server)
         except TidemarkError as err:
             failures.append(err)
             _close_all(opened)

@@ -91,6 +91,10 @@ class SavedPosition(JsonRecord):
     another server has another one.
     """
     position: int = FIRST_POSITION
+    file_began_s: int = 0
+    """The second in which that server began the file; 0: not known."""
+    last_s: int = 0
+    """The second of the last transaction that was read, on MariaDB; 0: not known."""
 
     @property
     def domains(self) -> int:
@@ -109,12 +113,21 @@ class SavedPosition(JsonRecord):
 
 
 class LogPosition:
-    """The place after the last complete transaction; moved by `Transactions` alone."""
+    """The place after the last complete transaction; moved by `Transactions` alone.
+
+    A server that is asked by GTID begins to send before that place, amid a file or at its
+    beginning, and leaves out what was read: `read_file` is the file that it sends.
+    """
 
     def __init__(self, saved_position: SavedPosition) -> None:
         self.ts = saved_position.ts
         self.file = saved_position.file
         self.position = saved_position.position
+        self.read_file = saved_position.file
+        self._file_began_s = saved_position.file_began_s
+        self._last_s = saved_position.last_s
+        self._is_of_server = True
+        """Whether the place is one of the log that is read."""
         self._gtids: MariaGtidSet | MysqlGtidSet
         self._gtids = (
             MysqlGtidSet.parse(saved_position.gtids)
@@ -125,7 +138,14 @@ class LogPosition:
     @property
     def snapshot(self) -> SavedPosition:
         """The position now, as a value that can be saved."""
-        return SavedPosition(self.ts, str(self._gtids), self.file, self.position)
+        return SavedPosition(
+            self.ts,
+            str(self._gtids),
+            self.file,
+            self.position,
+            self._file_began_s,
+            self._last_s,
+        )
 
     @property
     def has_gtids(self) -> bool:
@@ -142,26 +162,42 @@ class LogPosition:
     ) -> None:
         """Move behind a complete transaction; with `first_gno` behind all of MySQL's from it on."""
         self.ts = ts
+        if self.file != self.read_file:
+            self._move(self.read_file, FIRST_POSITION)
         self.position = next_position or self.position
         if isinstance(gtid, MariaGtid):
+            self._last_s = gtid.second
             maria = self._gtids if isinstance(self._gtids, MariaGtidSet) else MariaGtidSet()
             self._gtids = maria.add(gtid.domain, gtid.server, gtid.seq)
         elif gtid is not None and gtid.gno:
             mysql = self._gtids if isinstance(self._gtids, MysqlGtidSet) else MysqlGtidSet()
             self._gtids = mysql.add(gtid.server, gtid.gno, gtid.tag, first=first_gno)
 
-    def moved_to_file(self, file: str, position: int) -> None:
-        """Move to where the log goes on after a ROTATE."""
-        self.file, self.position = file, position
+    def rotated(self, file: str, position: int, *, logged: bool) -> None:
+        """Go on with another file. Only a ROTATE of the log itself moves the place, unless that
+        lies further; the one that a server makes for each reader says which file it sends.
 
-    def is_read_from(self, file: str, position: int) -> None:
-        """Note where the server begins to send, as the ROTATE says that it makes for each reader.
-
-        A MariaDB with an index of GTIDs (11.4) begins amid a file, before what these GTIDs have
-        passed: that place is none that was reached, and the file's beginning stands for it.
+        In the log of another server the place that was reached is not known: the beginning of the
+        file that it sends first stands for it.
         """
-        if (file, position) != (self.file, self.position):
-            self.file, self.position = file, FIRST_POSITION
+        if not self._is_of_server:
+            self._move(file, FIRST_POSITION)
+            self._is_of_server = True
+        elif logged and self.file == self.read_file:
+            self._move(file, position)
+        self.read_file = file
+
+    def file_begins(self, second: int) -> None:
+        """Note when the file that the server sends was begun."""
+        if self.file == self.read_file:
+            self._file_began_s = second
+
+    def forget_place(self) -> None:
+        """Another server's log is read from here on, where the place is another one."""
+        self._is_of_server = False
+
+    def _move(self, file: str, position: int) -> None:
+        self.file, self.position, self._file_began_s = file, position, 0
 
 
 def commit_timestamps(previous_ts: int, physical: Times) -> Times:

@@ -175,12 +175,15 @@ class Transactions:
                 at += 1
         yield from self._rest(events)
 
-    def reconnected(self, *, fold_case: bool) -> None:
+    def reconnected(self, *, fold_case: bool, same_server: bool = False) -> None:
         """The log is sent from `position` on, maybe again; prepared XA transactions go on waiting.
 
-        `fold_case`: the server keeps names of tables in lower case.
+        `fold_case`: the server keeps names of tables in lower case. `same_server`: `position` is a
+        place of its log.
         """
         self._forget_open()
+        if not same_server:
+            self.position.forget_place()
         self._dialect = replace(self._dialect, fold_case=fold_case)
 
     def end(self) -> None:
@@ -242,6 +245,7 @@ class Transactions:
             # A server never divides a transaction between two files: one that is open at the
             # beginning of a file was cut off by a crash.
             self._tear()
+            self.position.file_begins(int(events.timestamps[event_number]))
             self._dialect = dialect_of(events.body(event_number), self._dialect)
             yield from self._runs.flush()
             yield LogBegins()
@@ -249,8 +253,7 @@ class Transactions:
             rotate = Rotate.parse(events.body(event_number))
             # The server makes one for each reader, which has no place in the log.
             logged = next_position(events, event_number) > 0
-            move = self.position.moved_to_file if logged else self.position.is_read_from
-            move(rotate.file, rotate.position)
+            self.position.rotated(rotate.file, rotate.position, logged=logged)
         elif kind == EventType.MARIADB_GTID_LIST:
             listed = MariaGtidList.parse(events.body(event_number)).gtids
             self.position.begin_with(
@@ -274,7 +277,7 @@ class Transactions:
         # MySQL's GTID does not say whether a BEGIN follows; if one does, it clears `single`.
         single = gtid.is_standalone if isinstance(gtid, MariaGtid) else True
         # By its place in the log: after a crash its GTID and commit_ts are given out again.
-        place = (self.position.file, next_position(events, event_number))
+        place = (self.position.read_file, next_position(events, event_number))
         prepared = isinstance(gtid, MariaGtid) and gtid.is_prepared
         left_out = self._torn.get(place, ())
         self._open = OpenTransaction(

@@ -64,12 +64,14 @@ def test_a_position_keeps_its_last_gtid_of_each_domain() -> None:
 
 
 def test_an_anchor_is_read_as_it_was_written_and_nothing_else_is() -> None:
-    saved_position = SavedPosition(9, "0-3-42", "binlog.000002", 1234)
-    assert (
-        saved_position.to_json()
-        == b'{"ts":9,"gtids":"0-3-42","file":"binlog.000002","position":1234}'
+    saved_position = SavedPosition(9, "0-3-42", "binlog.000002", 1234, 7, 8)
+    assert saved_position.to_json() == (
+        b'{"ts":9,"gtids":"0-3-42","file":"binlog.000002","position":1234,"file_began_s":7,'
+        b'"last_s":8}'
     )
     assert SavedPosition.from_json(saved_position.to_json()) == saved_position
+    earlier = b'{"ts":9,"gtids":"0-3-42","file":"binlog.000002","position":1234}'
+    assert SavedPosition.from_json(earlier) == SavedPosition(9, "0-3-42", "binlog.000002", 1234)
     for damaged in (b"", b"[]", b'{"ts": 1}', b'{"other": 1}'):
         with pytest.raises(CorruptError):
             SavedPosition.from_json(damaged)
@@ -96,7 +98,38 @@ def test_anchors_lie_no_further_apart_than_a_share_of_their_age(
 def test_where_a_server_begins_to_send_is_no_place_that_was_reached() -> None:
     position = LogPosition(SavedPosition(9, "0-3-42", "binlog.000002", 1234))
 
-    position.is_read_from("binlog.000002", 1234)  # as it was asked to
-    assert (position.file, position.position) == ("binlog.000002", 1234)
-    position.is_read_from("binlog.000002", 900)  # where its index of GTIDs leads it
-    assert (position.file, position.position) == ("binlog.000002", 4)
+    position.rotated("binlog.000001", 900, logged=False)  # where its index of GTIDs leads it
+    position.file_begins(50)
+    position.rotated("binlog.000002", 4, logged=True)
+    position.rotated("binlog.000002", 4, logged=False)
+    assert place_of(position) == ("binlog.000002", 1234, 0)
+    position.file_begins(60)
+    assert place_of(position) == ("binlog.000002", 1234, 60)
+    position.rotated("binlog.000003", 4, logged=True)
+    assert place_of(position) == ("binlog.000003", 4, 0)
+    position.file_begins(70)
+    position.passed(MariaGtid(seq=43, domain=0, server=3, flags=0, second=75), 11, 500)
+    assert position.snapshot == SavedPosition(11, "0-3-43", "binlog.000003", 500, 70, 75)
+
+
+def test_in_the_log_of_another_server_no_place_was_reached() -> None:
+    position = LogPosition(SavedPosition(9, "0-3-42", "binlog.000007", 1234, 60, 70))
+    position.forget_place()
+    position.rotated("binlog.000002", 900, logged=False)
+    position.file_begins(65)
+    assert position.snapshot == SavedPosition(9, "0-3-42", "binlog.000002", 4, 65, 70)
+    position.rotated("binlog.000003", 4, logged=True)
+    assert place_of(position) == ("binlog.000003", 4, 0)
+
+
+def test_a_transaction_of_an_earlier_file_moves_the_place_to_it() -> None:
+    """A server whose log is not the one that was read, which was not seen."""
+    position = LogPosition(SavedPosition(9, "0-3-42", "binlog.000007", 1234, 60))
+    position.rotated("binlog.000005", 4, logged=False)
+    position.passed(MariaGtid(seq=43, domain=0, server=3, flags=0), 11, 500)
+    assert place_of(position) == ("binlog.000005", 500, 0)
+
+
+def place_of(position: LogPosition) -> tuple[str, int, int]:
+    snapshot = position.snapshot
+    return snapshot.file, snapshot.position, snapshot.file_began_s
