@@ -4,13 +4,17 @@ removes them, and runs their processors.
 All changes are made on the event loop, one at a time, and are in the metadata before they are
 answered: whoever runs a changefeed next finds it as the last answer said. An error stops a
 changefeed, never the others.
+
+A change may be repeated, as its answer was lost, here or at the next owner. Its `request` is the
+same each time (empty: it is not repeated); the metadata have it together with the change, and who
+finds it there makes no change.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
 
 import structlog
 from pyspark_tidemark.sink_uri import format_of
@@ -46,7 +50,6 @@ from server.capture.update import (
 from server.changefeed.history import SchemaChange, by_id
 from server.changefeed.info import (
     ChangefeedInfo,
-    RunningError,
     State,
 )
 from server.changefeed.table import check_names
@@ -59,6 +62,7 @@ from storage.meta.errors import MetaUnavailableError
 from storage.model.errors import TidemarkError, UnavailableError
 
 _LEAVE_S: Final = 10.0
+T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 
@@ -158,7 +162,7 @@ class Changefeeds:
             async with asyncio.timeout(_LEAVE_S), self._changing:
                 self._is_leaving = True
 
-    async def carry_out(self, change: Coroutine[Any, Any, Feed]) -> Feed:
+    async def carry_out(self, change: Coroutine[Any, Any, T]) -> T:
         """Run a change to its end, even if the client goes away meanwhile.
 
         Raises:
@@ -182,7 +186,11 @@ class Changefeeds:
             raise outcome
         return outcome
 
-    async def pause(self, changefeed: str) -> Feed:
+    async def is_carried_out(self, changefeed: str, request: str) -> bool:
+        """Whether a change was made already, by an earlier call of the same request."""
+        return await self._records.is_carried_out(changefeed, request)
+
+    async def pause(self, changefeed: str, request: str = "") -> Feed:
         """Stop pulling; the checkpoint stays, and holds GC back for a day more.
 
         Pausing twice is harmless. Durable.
@@ -192,10 +200,12 @@ class Changefeeds:
         """
         async with self._changing:
             feed = await self._changeable(changefeed)
+            if await self.is_carried_out(changefeed, request):
+                return feed
             check_open(feed)
             await feed.stop()
             try:
-                await self._move(feed, State.STOPPED)
+                await self._move(feed, State.STOPPED, request)
             except TidemarkError:
                 self._start(feed)
                 raise
@@ -203,7 +213,12 @@ class Changefeeds:
         return feed
 
     async def resume(
-        self, changefeed: str, overwrite_checkpoint_ts: int = 0, *, with_now: bool = False
+        self,
+        changefeed: str,
+        overwrite_checkpoint_ts: int = 0,
+        *,
+        with_now: bool = False,
+        request: str = "",
     ) -> Feed:
         """Pull again, from the checkpoint, from `overwrite_checkpoint_ts`,
         or from what its source calls now. Durable.
@@ -214,10 +229,12 @@ class Changefeeds:
         """
         async with self._changing:
             feed = await self._changeable(changefeed)
+            if await self.is_carried_out(changefeed, request):
+                return feed
             check_open(feed)
             if failed_by_job(feed.info, feed.job) and not (overwrite_checkpoint_ts or with_now):
                 # Rows are being pulled all the time: only the lake job has to start again.
-                await self._forget_job(feed)
+                await self._forget_job(feed, request)
                 return feed
             if feed.info.state.is_running:
                 raise ChangefeedStateError(
@@ -235,9 +252,9 @@ class Changefeeds:
             await self._forget_job(feed)
             if start_ts == feed.checkpoint_ts:
                 await feed.restart_at(start_ts, feed.catalog.history)
-                await self._move(feed, State.NORMAL)
+                await self._move(feed, State.NORMAL, request)
             else:
-                await self._overwrite(feed, start_ts)
+                await self._overwrite(feed, start_ts, request)
             await self._hand_over(feed, creating)
             self._start(feed)
         return feed
@@ -262,6 +279,8 @@ class Changefeeds:
         update = await update.with_salt()
         async with self._changing:
             feed = await self._changeable(changefeed)
+            if await self.is_carried_out(changefeed, update.request):
+                return feed
             if update.changes_tables:
                 check_open(feed)
             if update.target_ts is not None:
@@ -286,7 +305,7 @@ class Changefeeds:
                     await feed.stop()
                     info = await self._planned_filter(feed, info, update, offered_ts)
                 else:
-                    await self._save_info(feed, info)
+                    await self._save_info(feed, info, update.request)
                 feed.info = info
                 # A run that gives up what is acknowledged cannot begin to keep it: another does.
                 keeps_now = bool(info.retention) and not feed.history.is_kept
@@ -302,12 +321,13 @@ class Changefeeds:
                     await feed.restart_at(feed.checkpoint_ts, history, source=saved_source)
                     self._start(feed)
             if not info.audit_s:
-                await self._records.forget_audit(feed.id)
                 feed.audit = Audit()
         _log.info("changefeed updated", changefeed=changefeed, sink_uri=feed.info.shown_sink_uri)
         return feed
 
-    async def add_reader(self, changefeed: str, name: str, start_ts: int = 0) -> Feed:
+    async def add_reader(
+        self, changefeed: str, name: str, start_ts: int = 0, request: str = ""
+    ) -> Feed:
         """Let a reader of this name have the changes from `start_ts` on (0: all that are kept), and
         hold them until it has them; one that is there stays as it is. Durable.
 
@@ -319,6 +339,8 @@ class Changefeeds:
         """
         async with self._changing:
             feed = await self._changeable(changefeed)
+            if await self.is_carried_out(changefeed, request):
+                return feed
             check_open(feed)
             # What it begins with is not given up meanwhile.
             async with feed.history.changing:
@@ -326,13 +348,14 @@ class Changefeeds:
                 # did.
                 begin_ts = feed.start_of_reader(start_ts)
                 feed.readers.add(name, begin_ts, feed.processor.checkpoint_ts)
-            await self._records.save_reader(changefeed, name, feed.readers.record(name))
+            record = feed.readers.record(name)
+            await self._records.save_reader(changefeed, name, record, request)
         _log.info(
             "reader added", changefeed=changefeed, reader=name, ts=feed.readers.position(name)
         )
         return feed
 
-    async def remove_reader(self, changefeed: str, name: str) -> Feed:
+    async def remove_reader(self, changefeed: str, name: str, request: str = "") -> Feed:
         """Hold nothing for a reader any more. Durable.
 
         Raises:
@@ -340,8 +363,11 @@ class Changefeeds:
         """
         async with self._changing:
             feed = await self._changeable(changefeed)
+            if await self.is_carried_out(changefeed, request):
+                return feed
             ts = feed.readers.position(name)
-            await self._records.save_reader(changefeed, name, None)
+            with self._sending(feed):
+                await self._records.save_reader(changefeed, name, None, request)
             feed.readers.remove(name)
         _log.info("reader removed", changefeed=changefeed, reader=name, checkpoint_ts=ts)
         return feed
@@ -384,15 +410,26 @@ class Changefeeds:
         await feed.restart_at(feed.checkpoint_ts, changes, info=info)
         self._start(feed)
 
-    async def remove(self, changefeed: str) -> Feed:
-        """Forget the changefeed and let GC go on. Durable."""
+    async def remove(self, changefeed: str, request: str = "") -> Feed | None:
+        """Forget the changefeed and let GC go on; None: an earlier call of the same request has.
+        Durable.
+        """
         # Its record is marked first and goes last: while it is there, whoever owns the changefeeds
         # knows that safepoints may be left.
         async with self._changing:
-            feed = await self._changeable(changefeed, readable=False)
+            is_removed = await self.is_carried_out(changefeed, request)
+            try:
+                feed = await self._changeable(changefeed, readable=False)
+            except ChangefeedNotExistsError:
+                if is_removed:
+                    return None
+                raise
+            if is_removed and feed.info.state is not State.REMOVED:
+                # Another one of that id.
+                return None
             if feed.is_info_readable:
-                await self._move(feed, State.REMOVED)
-            await self._end(feed)
+                await self._move(feed, State.REMOVED, request)
+            await self._end(feed, request)
         return feed
 
     async def _records_of_mine(self) -> list[ChangefeedRecord]:
@@ -404,7 +441,7 @@ class Changefeeds:
         """What is done all the time, until cancelled."""
         await self._saver.run()
 
-    async def _end(self, feed: Feed) -> None:
+    async def _end(self, feed: Feed, request: str = "") -> None:
         """Carry out a removal, or the end at target_ts; repeated until it succeeds."""
         if feed.info.state.is_running:
             await self._move(feed, State.FINISHED)
@@ -417,7 +454,7 @@ class Changefeeds:
         # The record goes last: see `remove`. One that cannot be read ends by a removal only.
         if feed.info.state is State.REMOVED or not feed.is_info_readable:
             own = [each for each in services if not each.startswith(CREATING_PREFIX)]
-            await self._records.remove(feed.id, max(map(generation_of, own)))
+            await self._records.remove(feed.id, max(map(generation_of, own)), request)
             del self.feeds[feed.id]
             _log.info("changefeed removed", changefeed=feed.id)
             long_lived.dropped_tables(len(feed.catalog.read()))
@@ -467,7 +504,7 @@ class Changefeeds:
                 "cluster has no store"
             )
 
-    async def _overwrite(self, feed: Feed, start_ts: int) -> None:
+    async def _overwrite(self, feed: Feed, start_ts: int, request: str) -> None:
         """Go on at another ts, with the tables that the source has then."""
         info = feed.info.continuing_at(start_ts, feed.checkpoint_ts, utc_now())
         if info.from_snapshot:
@@ -480,11 +517,8 @@ class Changefeeds:
             tables = tuple(table.record for table in feed.tables)
         start = SchemaChange(start_ts, tables=by_id(tables))
         # Durable first: a crash here begins at the new ts, with the tables that it has.
-        try:
-            await self._records.restart(info, start, feed.readers.named())
-        except UnavailableError:
-            self._note_unknown_outcome(feed)
-            raise
+        with self._sending(feed):
+            await self._records.restart(info, start, feed.readers.named(), request)
         await feed.restart_at(start_ts, [start], info=info)
         feed.readers.restart_at(start_ts)
         _log.info(
@@ -502,10 +536,11 @@ class Changefeeds:
                     end_ts=start_ts,
                 )
 
-    async def _forget_job(self, feed: Feed) -> None:
+    async def _forget_job(self, feed: Feed, request: str = "") -> None:
         """Whatever its lake job reported: it gets a new start. Durable."""
-        if feed.job_saved is not None:
-            await self._records.save_job(feed.id, None)
+        if feed.job_saved is not None or request:
+            with self._sending(feed):
+                await self._records.save_job(feed.id, None, request)
         feed.job = feed.job_saved = None
 
     async def _changeable(self, changefeed: str, *, readable: bool = True) -> Feed:
@@ -522,8 +557,8 @@ class Changefeeds:
         return feed
 
     def _note_unknown_outcome(self, feed: Feed) -> None:
-        """Note that a change of a changefeed that has stopped got no answer. What is in memory may
-        be older than the metadata, so nothing is written by it before that was read again.
+        """Note that a change of a changefeed got no answer. What is in memory may be older than the
+        metadata, so nothing is written by it before that was read again.
         """
         self._unknown_outcomes.add(feed.id)
         feed.info_saved = True
@@ -566,22 +601,30 @@ class Changefeeds:
         if self._tasks is None or self._is_leaving:
             raise _not_owner()
 
-    async def _move(self, feed: Feed, state: State, error: RunningError | None = None) -> None:
-        info = feed.info.moved_to(state, error)
-        await self._save_info(feed, info)
+    async def _move(self, feed: Feed, state: State, request: str = "") -> None:
+        info = feed.info.moved_to(state)
+        await self._save_info(feed, info, request)
         feed.info, feed.info_saved = info, True
         _log.info("changefeed state", changefeed=feed.id, state=state.value)
 
-    async def _save_info(self, feed: Feed, info: ChangefeedInfo) -> None:
-        """Write a record. If that gets no answer, the one before is written again."""
+    async def _save_info(self, feed: Feed, info: ChangefeedInfo, request: str) -> None:
+        with self._sending(feed):
+            await self._records.change(info, request)
+
+    @contextmanager
+    def _sending(self, feed: Feed) -> Iterator[None]:
+        """Within it a change is written: if that gets no answer, the metadata tell what is in
+        force.
+        """
         try:
-            await self._records.save({}, {feed.id: info})
+            yield
         except UnavailableError:
-            feed.info_saved = False
+            self._note_unknown_outcome(feed)
             raise
 
     def _start(self, feed: Feed) -> None:
-        if feed.info.state.is_running and self._tasks is not None:
+        is_clear = feed.id not in self._unknown_outcomes
+        if feed.info.state.is_running and is_clear and self._tasks is not None:
             feed.task = self._tasks.create_task(
                 keep_running(feed, self._safepoints), name=f"changefeed {feed.id}"
             )
@@ -610,7 +653,7 @@ def _not_owner() -> NotOwnerError:
     )
 
 
-async def _outcome(change: Coroutine[Any, Any, Feed]) -> Feed | TidemarkError:
+async def _outcome(change: Coroutine[Any, Any, T]) -> T | TidemarkError:
     try:
         return await change
     except Exception as err:  # noqa: BLE001 - it is the request's: nothing that a client sends ends the owner

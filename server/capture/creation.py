@@ -6,7 +6,6 @@ never skipped silently: it refuses the creation, or is reported as ignored.
 """
 
 import asyncio
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +45,6 @@ from storage.tidb.field_type import NULL_DATES
 
 NOT_TAKEN_MAX: Final = 100
 _REFUSED_SHOWN = 20
-_REQUEST_ID_CHARACTERS_MAX: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +115,10 @@ class NewChangefeed:
     """Tables of the cluster with so many regions are split over captures; 0: none is."""
     reader_ttl_s: int = 0
     """For how long a silent reader that has a name is held for; 0: the default."""
-    request_id: str = ""
-    """The same for each repetition of a request; empty: it is not repeated."""
-
-    @property
-    def request(self) -> str:
-        """What tells this request from others, those with its id and other parameters, too;
-        empty: it is not repeated.
-        """
-        if not self.request_id:
-            return ""
-        # The salt is read by whichever capture carries it out.
-        parameters = repr(replace(self, salt=None)).encode()
-        return f"{self.request_id} {hashlib.sha256(parameters).hexdigest()}"
+    request: str = ""
+    """What tells the request from others (`server.capture.changefeeds`); empty: it is not
+    repeated.
+    """
 
     def records(self) -> tuple[TableRecord, ...]:
         """The given tables, after a look at all that can be looked at without source and salt.
@@ -138,10 +127,6 @@ class NewChangefeed:
             InvalidError: a parameter cannot be used; its subclass says which.
         """
         check_id(self.id)
-        if len(self.request_id) > _REQUEST_ID_CHARACTERS_MAX:
-            raise ParameterError(
-                f"a request_id has at most {_REQUEST_ID_CHARACTERS_MAX} characters, such as a UUID"
-            )
         check_sink_uri(self.sink_uri)
         check_audit(self.audit_s, self.sink_uri, ignores_events=bool(self.event_filters))
         TableFilter(self.rules)

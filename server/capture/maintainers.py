@@ -152,7 +152,7 @@ class Maintainers:
         for pair in await self._meta.get_prefix(keys.MAINTAINERS):
             changefeed = pair.key.removeprefix(keys.MAINTAINERS).decode(errors="replace")
             if pair.lease == lease.id and changefeed not in {*mine, *self._tasks}:
-                await self._release(Fence(pair.key, pair.create_revision))
+                await self._release(Compare.unchanged(pair.key, pair.mod_revision))
 
     def _is_removed(self, changefeed: str) -> bool:
         maintained = self._maintained.get(changefeed)
@@ -176,7 +176,7 @@ class Maintainers:
         finally:
             try:
                 if fence is not None:
-                    await self._release(fence)
+                    await self._release(fence.compare)
                     _log.info("maintains a changefeed no more", changefeed=changefeed)
             finally:
                 # Also where the release is cancelled, as the changefeed is placed elsewhere by
@@ -201,13 +201,19 @@ class Maintainers:
         key = keys.maintainer(changefeed)
         holder = await free_from_dead(self._meta, key, self.id, lease.id)
         if holder is not None and holder.lease == lease.id:
-            return Fence(key, holder.create_revision)
+            # Given back by this capture, and that got no answer: written again, so that a deletion
+            # which arrives late is refused.
+            fence = Fence(key, holder.create_revision)
+            fence.note_unknown_outcome()
+            await fence.settled(self._meta)
+            return fence
         exists = Compare(keys.info(changefeed), "create_revision", ">", 0)
         claim = Put(key, self.id.encode(), lease.id)
         result = await self._meta.txn([Compare.absent(key), exists], [claim])
         return Fence(key, result.revision) if result.succeeded else None
 
-    async def _release(self, fence: Fence) -> None:
+    async def _release(self, key: Compare) -> None:
+        """Delete a key that is as it was."""
         # Everything is saved by now: who takes the key goes on where this capture ended.
         with suppress(UnavailableError):
-            await self._meta.txn([fence.created], [Delete(fence.key)])
+            await self._meta.txn([key], [Delete(key.key)])

@@ -21,7 +21,7 @@ from server.changefeed import keys
 from server.changefeed.captures import CaptureRecord, living_captures
 from server.changefeed.info import read_info
 from storage.meta.errors import LeaseNotFoundError
-from storage.meta.meta import Delete, Meta
+from storage.meta.meta import Compare, Delete, Meta, Put
 from storage.model.errors import CorruptError, UnavailableError
 from storage.tasks import background_tasks, run_in_task, wait_at_most
 
@@ -131,7 +131,10 @@ class Membership:
                 f"no other capture could take the place of {identity}: start another one first"
             )
         # With the capture's own lease: one that is started again takes part again.
-        await self._meta.put(keys.draining(identity), b"", pair.lease)
+        marked = Put(keys.draining(identity), b"", pair.lease)
+        is_same = Compare.unchanged(pair.key, pair.mod_revision)
+        if not (await self._meta.txn([is_same], [marked])).succeeded:
+            raise NotOwnerError(f"capture {identity} was started again just now; ask again")
         return member.record
 
     def resign(self) -> None:

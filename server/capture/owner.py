@@ -22,6 +22,7 @@ from server.capture.changefeeds import Changefeeds
 from server.capture.creation import Checked, NewChangefeed, check_range
 from server.capture.errors import (
     ChangefeedExistsError,
+    ChangefeedNotExistsError,
     ChangeInterruptedError,
     NotOwnerError,
 )
@@ -204,14 +205,14 @@ class Owner(Changefeeds):
             TableIneligibleError: a table cannot be replicated.
             StartTsBeforeGcError: GC may have collected what it would need.
             ChangefeedExistsError: the id is taken, and not by this request.
+            ChangefeedNotExistsError: this request has made it, and it was removed since.
             ChangeInterruptedError: whether it is made is not known; with any other error it is not.
         """
-        request = new.request
         try:
             new, source = await self._usable(new)
         except TidemarkError:
             # The capture that carried it out first may have had what this one lacks.
-            if made := await self._made_before(new.id, request):
+            if made := await self._made_before(new):
                 return made
             raise
         async with self._changing:
@@ -219,20 +220,25 @@ class Owner(Changefeeds):
             try:
                 await self._make_free(new.id)
             except ChangefeedExistsError:
-                if made := await self._made_before(new.id, request):
+                if made := await self._made_before(new):
                     return made
                 raise
+            if await self.is_carried_out(new.id, new.request):
+                raise ChangefeedNotExistsError(
+                    f"this request has made changefeed {new.id}, which was removed since: to make "
+                    "another one, send a request with another request_id"
+                )
             start_ts, creating = await self._protected_start(source, new)
             try:
                 feed, tables = await self._planned(new, source, start_ts)
-                await self._write(feed.info, tables, request)
+                await self._write(feed.info, tables, new.request)
             except ChangeInterruptedError:
                 # The record may be there, and then needs its history. The creation's safepoint
                 # stays until `CheckpointSaver` sweeps it.
                 self._unknown_outcomes.add(new.id)
                 raise
             except Exception:
-                await self._safepoints.end_creation(creating)
+                await self._safepoints.give_up_creation(creating)
                 raise
             placement = self._placement if is_log(feed.info.source_uri) else None
             if placement is None:
@@ -261,7 +267,7 @@ class Owner(Changefeeds):
                 start_ts, creating = await self._protected_start(source, new)
                 selection = await new.selection(source, start_ts)
             finally:
-                await self._safepoints.end_creation(creating)
+                await self._safepoints.give_up_creation(creating)
                 # A log source saved a position for its `now`, which no changefeed will use.
                 await self._records.clear(new.id)
         return Checked(start_ts, selection.read, selection.refused, selection.not_taken)
@@ -318,15 +324,15 @@ class Owner(Changefeeds):
         finally:
             metrics.OWNER.set(0)
 
-    async def _made_before(self, changefeed: str, request: str) -> Feed | None:
+    async def _made_before(self, new: NewChangefeed) -> Feed | None:
         """The changefeed, if an earlier call of the same request has made it, and nobody is
         removing it.
         """
-        if not await self._records.is_made_by(changefeed, request):
+        if not await self._records.is_made_by(new.id, new.request):
             return None
-        feed = self.feeds.get(changefeed)
+        feed = self.feeds.get(new.id)
         if feed is None:
-            record = await self._records.load_one(changefeed)
+            record = await self._records.load_one(new.id)
             feed = None if record is None else await self.loaded(record)
         return None if feed is None or feed.info.state is State.REMOVED else feed
 

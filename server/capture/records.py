@@ -36,6 +36,8 @@ from storage.meta.meta import Compare, Delete, KeyValue, Meta, Op, Put
 from storage.model.errors import CorruptError
 
 RELEASED_S: Final = 86_400
+_REPEATED_S: Final = 86_400
+"""For how long a change is not made again by a request that is repeated."""
 _log = structlog.get_logger(__name__)
 
 
@@ -153,18 +155,23 @@ class Records:
             for pair in await self._meta.get_prefix(prefix)
         }
 
-    async def save_reader(self, changefeed: str, name: str, record: ReaderRecord | None) -> None:
-        """Write where a reader is, or delete it. Durable; raises as `save`."""
+    async def save_reader(
+        self, changefeed: str, name: str, record: ReaderRecord | None, request: str = ""
+    ) -> None:
+        """Write where a reader is, or delete it; and that `request` is carried out, as it is meant
+        in `is_carried_out`. Durable; raises as `save`.
+        """
         key = keys.reader(changefeed, name)
-        await self._write([Delete(key) if record is None else Put(key, record.to_json())])
+        saved = Delete(key) if record is None else Put(key, record.to_json())
+        await self._write([saved, *await self._carried_out(changefeed, request)])
 
-    async def save_job(self, changefeed: str, report: JobReport | None) -> None:
-        """Write why a changefeed's lake job has given up, or delete it.
-
-        Durable; raises as `save`.
+    async def save_job(self, changefeed: str, report: JobReport | None, request: str = "") -> None:
+        """Write why a changefeed's lake job has given up, or delete it; `request` as of
+        `save_reader`. Durable; raises as `save`.
         """
         key = keys.job(changefeed)
-        await self._write([Delete(key) if report is None else Put(key, report.to_json())])
+        saved = Delete(key) if report is None else Put(key, report.to_json())
+        await self._write([saved, *await self._carried_out(changefeed, request)])
 
     async def load_audits(self) -> dict[str, Audit]:
         """Return the results of audits by changefeed; unreadable records are left out, since
@@ -190,10 +197,6 @@ class Records:
                     error=str(err),
                 )
         return audits
-
-    async def forget_audit(self, changefeed: str) -> None:
-        """Delete the result of a changefeed's audit. Durable; raises as `save`."""
-        await self._write([_audit(changefeed)])
 
     async def ids(self) -> list[str]:
         """The changefeeds that have a record."""
@@ -227,19 +230,36 @@ class Records:
         # Tables may need several transactions. They are valid only with their head, which goes into
         # the same transaction as the record: a crash before it leaves nothing that counts.
         await self.schemas.write_tables(info.id, start)
-        puts = [head_put(info.id, start), Put(key, info.to_json())]
+        puts: list[Op] = [head_put(info.id, start), Put(key, info.to_json())]
         puts.append(Put(keys.status(info.id), status_json(info.start_ts)))
         if request:
-            puts.append(Put(keys.request(info.id), request.encode()))
+            puts.append(Put(keys.creation(info.id), request.encode()))
+        puts += await self._carried_out(info.id, request)
         if not (await self._meta.txn([Compare.absent(key)], puts)).succeeded:
             raise _exists(info.id)
 
     async def is_made_by(self, changefeed: str, request: str) -> bool:
-        """Whether it was this request (`NewChangefeed.request`) that has made the changefeed."""
+        """Whether it was this request that has made the changefeed that there is now."""
         if not request:
             return False
-        pair = await self._meta.get(keys.request(changefeed))
+        pair = await self._meta.get(keys.creation(changefeed))
         return pair is not None and pair.value == request.encode()
+
+    async def is_carried_out(self, changefeed: str, request: str) -> bool:
+        """Whether a request to change a changefeed was carried out within the last day: also one
+        whose answer was lost, and by an earlier owner. The changefeed may be gone by now, and
+        another one be there.
+        """
+        if not request:
+            return False
+        return await self._meta.get(keys.request(changefeed, request)) is not None
+
+    async def _carried_out(self, changefeed: str, request: str) -> list[Op]:
+        """What a change writes together with itself, so that it is made once."""
+        if not request:
+            return []
+        lease = await self._meta.grant_lease(_REPEATED_S)
+        return [Put(keys.request(changefeed, request), b"", lease.id)]
 
     async def move_tables(self, info: ChangefeedInfo) -> ChangefeedInfo:
         """Bring a record of version 0.1.0, which holds its tables itself, to today's form.
@@ -275,9 +295,10 @@ class Records:
             await dump.put_job(before, taking)
 
     async def restart(
-        self, info: ChangefeedInfo, start: SchemaChange, readers: Iterable[str]
+        self, info: ChangefeedInfo, start: SchemaChange, readers: Iterable[str], request: str = ""
     ) -> None:
-        """Let a changefeed and its named readers go on at another ts, with the tables of that time.
+        """Let a changefeed and its named readers go on at another ts, with the tables of that time;
+        `request` as of `save_reader`.
 
         Durable, all or nothing.
 
@@ -294,8 +315,16 @@ class Records:
                 status,
                 *(Put(keys.reader(info.id, name), status.value) for name in readers),
                 Put(keys.info(info.id), info.to_json()),
+                *await self._carried_out(info.id, request),
             ]
         )
+
+    async def change(self, info: ChangefeedInfo, request: str = "") -> None:
+        """Write the record of a changefeed that somebody has changed, and delete the results of an
+        audit that there is no more; `request` as of `save_reader`. Durable; raises as `save`.
+        """
+        ops = [Put(keys.info(info.id), info.to_json()), *await self._carried_out(info.id, request)]
+        await self._write(ops if info.audit_s else [*ops, _audit(info.id)])
 
     async def save(
         self,
@@ -336,12 +365,13 @@ class Records:
         there = set(await self.ids())
         return [each for each in ours if feed_of(each) not in there]
 
-    async def remove(self, changefeed: str, gc_generation: int = 0) -> None:
-        """Delete a changefeed. Durable; raises as `save`."""
+    async def remove(self, changefeed: str, gc_generation: int = 0, request: str = "") -> None:
+        """Delete a changefeed; `request` as of `save_reader`. Durable; raises as `save`."""
         # As long as a request to delete its service may be on its way, and far longer.
         lease = await self._meta.grant_lease(RELEASED_S)
         released = Put(keys.released(changefeed), b"%d" % gc_generation, lease.id)
-        await self._write([Delete(keys.info(changefeed)), *_all_but_info(changefeed), released])
+        noted = [released, *await self._carried_out(changefeed, request)]
+        await self._write([Delete(keys.info(changefeed)), *_all_but_info(changefeed), *noted])
 
     async def next_gc_generation(self, changefeed: str) -> int:
         """Return the number that makes the service safepoint of a new changefeed different from

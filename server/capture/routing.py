@@ -47,10 +47,12 @@ that says more.
 _NEVER_REPEATED: Final = frozenset({"ResignOwner"})
 """Calls for the present owner, which must not reach the next one."""
 _READS: Final = frozenset({"ListChangefeeds", "QueryChangefeed", "CheckChangefeed"})
-_REPEATABLE: Final = _READS | {"CreateChangefeed", "PauseChangefeed", "DrainCapture"}
-"""Calls that may be sent again after a lost answer; the `request_id` of a creation makes it happen
-once.
-"""
+_MADE_ONCE: Final = frozenset(
+    f"{change}Changefeed" for change in ("Create", "Pause", "Resume", "Update", "Remove")
+) | {"AddReader", "RemoveReader"}
+"""Changes that happen once, however often they are sent, by the `request_id` of the request."""
+_REPEATABLE: Final = _READS | _MADE_ONCE | {"DrainCapture"}
+"""Calls that may be sent again after a lost answer."""
 _CONNECT_S: Final = 3.0
 _UNANSWERED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _LOCAL_TIMEOUT_S: Final = 3.0
@@ -248,7 +250,7 @@ def _interrupted(method: str, err: TidemarkError) -> ChangeInterruptedError | No
         return ChangeInterruptedError(err.message)
     if not _is_unanswered(err):
         return None
-    again = "; or send it again with the same request_id" if method == "CreateChangefeed" else ""
+    again = "; or send it again with the same request_id" if method in _MADE_ONCE else ""
     return ChangeInterruptedError(
         "whether the change is made is not known, as the capture that runs the changefeed gave no "
         f"answer ({err.message}): see `tidemark cli changefeed query`{again}"

@@ -21,6 +21,7 @@ from server.capture.errors import GcTtlExceededError, SnapshotLostError, StartTs
 from server.changefeed.info import ChangefeedInfo
 from server.puller.source import Source
 from server.rpc.pd import PdClient
+from storage.model.errors import TidemarkError
 
 _log = structlog.get_logger(__name__)
 
@@ -59,7 +60,7 @@ class ChangefeedSafePoints:
         else:
             collected_to, holder = lowest.safe_point + 1, f"the safe point of {lowest.service_id}"
         if collected_to > start_ts:
-            await self.end_creation(service)
+            await self.give_up_creation(service)
             raise StartTsBeforeGcError(
                 f"the start {start_ts} is before {holder}; choose {collected_to} or later, or "
                 "leave it out to start now"
@@ -67,11 +68,20 @@ class ChangefeedSafePoints:
         return service
 
     async def end_creation(self, service: str) -> None:
-        """The changefeed has a safepoint of its own by now, or is not made; `service` as
-        `protect_creation` returned it.
+        """The changefeed has a safepoint of its own by now; `service` as `protect_creation`
+        returned it.
         """
         if service:
             await self._delete(service)
+
+    async def give_up_creation(self, service: str) -> None:
+        """The changefeed is not made. Raises nothing, so that the reason for that is raised: where
+        the coordinator gives no answer, the service lapses, or is swept.
+        """
+        try:
+            await self.end_creation(service)
+        except TidemarkError as err:
+            _log.warning("safepoint of a creation stays", service_id=service, error=str(err))
 
     async def hold(
         self, source: Source, info: ChangefeedInfo, checkpoint_ts: int, *, failed_s: float = 0.0

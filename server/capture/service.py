@@ -3,10 +3,11 @@
 `new_changefeed` reads a request; `changefeed_message` shows a changefeed as it is now.
 """
 
+import hashlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -18,7 +19,7 @@ from gcsafepoint.explain.explanation import time_of
 from server.capture.audit import audit_silence
 from server.capture.creation import NewChangefeed
 from server.capture.dry_run import check_response, ineligible
-from server.capture.errors import TableMoveError
+from server.capture.errors import ParameterError, TableMoveError
 from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
 from server.capture.maintainers import Maintainers
@@ -37,6 +38,7 @@ from storage.model.ts import MAX_TS, physical_ms
 from storage.tidb.field_type import NULL_DATES
 
 _CHANGES_SHOWN: Final = 20
+_REQUEST_ID_CHARACTERS_MAX: Final = 128
 _STORED_VALUES: Final = "a DDL changed stored values"
 _STATES: Final = {
     State.NORMAL: pb.CHANGEFEED_STATE_NORMAL,
@@ -60,12 +62,10 @@ class ChangefeedService:
 
     async def CreateChangefeed(self, request: pb.CreateChangefeedRequest, context: Context) -> Any:
         """Make a changefeed."""
-        if not request.request_id:
-            # Clients do not repeat it, but this capture may.
-            request.request_id = uuid.uuid4().hex
+        request_key = _request_key("CreateChangefeed", request)
 
         async def create() -> pb.CreateChangefeedResponse:
-            change = self._owner.create(new_changefeed(request))
+            change = self._owner.create(replace(new_changefeed(request), request=request_key))
             return pb.CreateChangefeedResponse(
                 changefeed=self._shown(await self._owner.carry_out(change))
             )
@@ -103,34 +103,39 @@ class ChangefeedService:
 
     async def PauseChangefeed(self, request: pb.PauseChangefeedRequest, context: Context) -> Any:
         """Stop pulling."""
+        request_key = _request_key("PauseChangefeed", request)
 
         async def pause() -> pb.PauseChangefeedResponse:
             here = self._maintainers.changefeeds_of(request.id)
-            feed = await here.carry_out(here.pause(request.id))
+            feed = await here.carry_out(here.pause(request.id, request_key))
             return pb.PauseChangefeedResponse(changefeed=self._shown(feed))
 
         return await self._by_runner("PauseChangefeed", request, context, pause)
 
     async def ResumeChangefeed(self, request: pb.ResumeChangefeedRequest, context: Context) -> Any:
         """Pull again."""
+        request_key = _request_key("ResumeChangefeed", request)
 
         async def resume() -> pb.ResumeChangefeedResponse:
             ts, with_now = request.overwrite_checkpoint_ts, request.overwrite_with_now
             here = self._maintainers.changefeeds_of(request.id)
-            feed = await here.carry_out(here.resume(request.id, ts, with_now=with_now))
+            change = here.resume(request.id, ts, with_now=with_now, request=request_key)
+            feed = await here.carry_out(change)
             return pb.ResumeChangefeedResponse(changefeed=self._shown(feed))
 
         return await self._by_runner("ResumeChangefeed", request, context, resume)
 
     async def UpdateChangefeed(self, request: pb.UpdateChangefeedRequest, context: Context) -> Any:
         """Change its filter, sink URI, treatment of unclear DDL, audit or retention."""
+        request_key = _request_key("UpdateChangefeed", request)
 
         async def update() -> pb.UpdateChangefeedResponse:
-            here, changes = self._maintainers.changefeeds_of(request.id), changefeed_update(request)
+            here = self._maintainers.changefeeds_of(request.id)
+            changes = replace(changefeed_update(request), request=request_key)
             changes.check()
             # Before anything is stopped: what cannot be is refused here.
             plan = None
-            if changes.changes_tables:
+            if changes.changes_tables and not await here.is_carried_out(request.id, request_key):
                 plan = await here.plan_filter(request.id, changes)
             feed = here.feed(request.id)
             if not request.dry_run:
@@ -142,11 +147,13 @@ class ChangefeedService:
 
     async def RemoveChangefeed(self, request: pb.RemoveChangefeedRequest, context: Context) -> Any:
         """Forget it."""
+        request_key = _request_key("RemoveChangefeed", request)
 
         async def remove() -> pb.RemoveChangefeedResponse:
             here = self._maintainers.changefeeds_of(request.id)
-            feed = await here.carry_out(here.remove(request.id))
-            return pb.RemoveChangefeedResponse(changefeed=self._shown(feed))
+            feed = await here.carry_out(here.remove(request.id, request_key))
+            gone = pb.Changefeed(id=request.id, state=pb.CHANGEFEED_STATE_REMOVED)
+            return pb.RemoveChangefeedResponse(changefeed=self._shown(feed) if feed else gone)
 
         return await self._by_runner("RemoveChangefeed", request, context, remove)
 
@@ -187,10 +194,11 @@ class ChangefeedService:
 
     async def AddReader(self, request: pb.AddReaderRequest, context: Context) -> Any:
         """One more reader, with a position of its own."""
+        request_key = _request_key("AddReader", request)
 
         async def add() -> pb.AddReaderResponse:
             here = self._maintainers.changefeeds_of(request.id)
-            change = here.add_reader(request.id, request.name, request.start_ts)
+            change = here.add_reader(request.id, request.name, request.start_ts, request_key)
             feed = await here.carry_out(change)
             return pb.AddReaderResponse(changefeed=self._shown(feed))
 
@@ -198,10 +206,12 @@ class ChangefeedService:
 
     async def RemoveReader(self, request: pb.RemoveReaderRequest, context: Context) -> Any:
         """Hold nothing for a reader any more."""
+        request_key = _request_key("RemoveReader", request)
 
         async def remove() -> pb.RemoveReaderResponse:
             here = self._maintainers.changefeeds_of(request.id)
-            feed = await here.carry_out(here.remove_reader(request.id, request.name))
+            change = here.remove_reader(request.id, request.name, request_key)
+            feed = await here.carry_out(change)
             return pb.RemoveReaderResponse(changefeed=self._shown(feed))
 
         return await self._by_runner("RemoveReader", request, context, remove)
@@ -235,6 +245,25 @@ class ChangefeedService:
         for feed in await self._owner.recorded(messages):
             messages[feed.id] = changefeed_message(feed)
         return [messages[each] for each in sorted(messages)]
+
+
+def _request_key(method: str, request: Any) -> str:
+    """What tells a request to change a changefeed from all others, and is the same for each
+    repetition of it. A request without `request_id` gets one: its client does not repeat it, but
+    this capture may.
+
+    Raises:
+        ParameterError: `request_id` is too long.
+    """
+    if not request.request_id:
+        request.request_id = uuid.uuid4().hex
+    if len(request.request_id) > _REQUEST_ID_CHARACTERS_MAX:
+        raise ParameterError(
+            f"a request_id has at most {_REQUEST_ID_CHARACTERS_MAX} characters, such as a UUID"
+        )
+    # Another change with the same id by mistake is another request.
+    content = method.encode() + request.SerializeToString(deterministic=True)
+    return hashlib.sha256(content).hexdigest()
 
 
 def check_history(feed: Feed, version: Version, target: str) -> None:
@@ -274,7 +303,6 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
         retention=Retention(request.retain_s, request.retain_bytes),
         reader_ttl_s=request.reader_ttl_s,
         region_threshold=request.region_threshold,
-        request_id=request.request_id,
     )
 
 

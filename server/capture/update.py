@@ -84,6 +84,8 @@ class ChangefeedUpdate:
     """What `with_salt` has read from there."""
     dumps: bool = True
     """Whether what tables hold is copied that are new, or begin anew."""
+    request: str = ""
+    """As in `NewChangefeed`."""
 
     def check(self) -> None:
         """Refuse what cannot be used, whatever the changefeed.
@@ -349,7 +351,7 @@ class FilterUpdates:
         schemas = self._records.schemas
         tables = by_id((*plan.coming, *plan.changing))
         await schemas.write_tables(feed.id, SchemaChange(plan.ts, tables=tables))
-        await self._records.save({}, {feed.id: info})
+        await self._records.change(info, update.request)
         # At once: if the next step has no answer, or the owner is stopped within it, the record
         # that is in memory is written again. One that still named the former ts would name tables
         # that are gone, and the new tables would never come.

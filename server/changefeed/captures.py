@@ -63,6 +63,7 @@ class CaptureRecord:
         try:
             doc = json.loads(value)
             texts = {member.name: doc[member.name] for member in fields(cls) if member.name in doc}
+            texts.setdefault("version", "")  # not this one's
             return cls(**{name: str(text) for name, text in texts.items()})
         except (ValueError, TypeError, KeyError, RecursionError) as err:
             raise CorruptError(

@@ -20,6 +20,7 @@ SOURCES: Final = f"{_ROOT}/changefeed/source/".encode()
 JOBS: Final = f"{_ROOT}/changefeed/job/".encode()
 READERS: Final = f"{_ROOT}/changefeed/reader/".encode()
 AUDITS: Final = f"{_ROOT}/changefeed/audit/".encode()
+REQUESTS: Final = f"{_ROOT}/request/".encode()
 DRAINERS: Final = b"/tidb-binlog/v1/drainers/"
 _DRAINERS_OF_CHANGEFEEDS: Final = DRAINERS + b"tidemark-"
 OF_CHANGEFEEDS: Final = (CHANGEFEEDS, PLACEMENTS, MAINTAINERS, DRAINING, _DRAINERS_OF_CHANGEFEEDS)
@@ -107,11 +108,16 @@ def source(changefeed: str) -> bytes:
     return SOURCES + changefeed.encode() + b"/"
 
 
-def request(changefeed: str) -> bytes:
-    """What tells the request that has made a changefeed from others: it goes with what the source
-    keeps.
-    """
+def creation(changefeed: str) -> bytes:
+    """The key of the request that has made a changefeed: it goes with what the source keeps."""
     return source(changefeed) + b"request"
+
+
+def request(changefeed: str, request_key: str) -> bytes:
+    """The key that exists for a day after a request to change a changefeed was carried out,
+    even if the changefeed is gone by then.
+    """
+    return REQUESTS + changefeed.encode() + b"/" + request_key.encode()
 
 
 def drainer(changefeed: str) -> bytes:

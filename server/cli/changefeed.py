@@ -39,7 +39,7 @@ from server.cli.arguments import (
     timestamp,
 )
 from server.cli.output import Output, add_verbose, add_watch, confirmed, table
-from server.cli.remote import CALL_S, Remote
+from server.cli.remote import CALL_S, Remote, make_change
 from server.exit_status import EXIT_ERROR, EXIT_OK
 from sink.flight.feeds import TableNotExistsError
 from storage.model.ts import physical_s
@@ -375,7 +375,7 @@ async def pause_changefeed(remote: Remote, arguments: argparse.Namespace) -> Out
     """Stop pulling."""
     request = pb.PauseChangefeedRequest(id=arguments.changefeed_id)
     async with remote.capture() as channel:
-        answer = await ChangefeedServiceStub(channel).PauseChangefeed(request, timeout=CALL_S)
+        answer = await make_change(ChangefeedServiceStub(channel).PauseChangefeed, request)
     shown = detail(answer.changefeed)
     return confirmed(
         arguments,
@@ -479,7 +479,7 @@ async def add_reader(remote: Remote, arguments: argparse.Namespace) -> Output:
         id=arguments.changefeed_id, name=arguments.reader, start_ts=arguments.start_ts
     )
     async with remote.capture() as channel:
-        answer = await ChangefeedServiceStub(channel).AddReader(request, timeout=CALL_S)
+        answer = await make_change(ChangefeedServiceStub(channel).AddReader, request)
     shown = detail(answer.changefeed)
     (begin,) = (each for each in shown["readers"] if each["name"] == arguments.reader)
     return confirmed(
@@ -499,7 +499,7 @@ async def remove_reader(remote: Remote, arguments: argparse.Namespace) -> Output
         )
     request = pb.RemoveReaderRequest(id=arguments.changefeed_id, name=arguments.reader)
     async with remote.capture() as channel:
-        answer = await ChangefeedServiceStub(channel).RemoveReader(request, timeout=CALL_S)
+        answer = await make_change(ChangefeedServiceStub(channel).RemoveReader, request)
     shown = detail(answer.changefeed)
     said = f"reader {arguments.reader} of changefeed {shown['id']} is removed"
     return confirmed(arguments, shown, said)
@@ -526,7 +526,7 @@ async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         overwrite_with_now=with_now,
     )
     async with remote.capture() as channel:
-        answer = await ChangefeedServiceStub(channel).ResumeChangefeed(request, timeout=CALL_S)
+        answer = await make_change(ChangefeedServiceStub(channel).ResumeChangefeed, request)
     shown = detail(answer.changefeed)
     return confirmed(
         arguments,
@@ -547,8 +547,10 @@ async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         )
     request = pb.RemoveChangefeedRequest(id=arguments.changefeed_id)
     async with remote.capture() as channel:
-        answer = await ChangefeedServiceStub(channel).RemoveChangefeed(request, timeout=CALL_S)
-    removed = {"removed": True} | detail(answer.changefeed)
+        answer = await make_change(ChangefeedServiceStub(channel).RemoveChangefeed, request)
+    # The answer to a removal that was repeated has the id alone.
+    is_whole = bool(answer.changefeed.sink_uri)
+    removed = {"removed": True} | (detail(answer.changefeed) if is_whole else shown)
     uri = removed["sink_uri"]
     stays = "" if uri.partition(":")[0] in READERS else f"; the tables at {uri} stay as they are"
     return confirmed(arguments, removed, f"changefeed {removed['id']} is removed{stays}")

@@ -29,7 +29,7 @@ from server.cli.arguments import (
     timestamp,
 )
 from server.cli.output import Output, add_verbose, confirmed, table
-from server.cli.remote import CALL_S, Remote
+from server.cli.remote import CALL_S, Remote, make_change
 from server.exit_status import EXIT_ERROR, EXIT_OK
 from sink.retention import Retention
 from storage.model.errors import InvalidError, UnavailableError
@@ -63,7 +63,6 @@ _CHECK_COLUMNS = (("TABLE", "table"), ("REPLICATED", "replicated"), ("COLUMNS, O
 _LARGE_GAP_S = 86_400
 _NAMED = 5
 """A confirmation names at most so many tables."""
-_REPEATS = 2
 _UPSTREAM = "the upstream is the capture's own cluster, or what --source-uri names"
 _REFUSED = {
     "--sort-engine": "there is one sorter",
@@ -318,35 +317,17 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         retain_bytes=arguments.retain.size_bytes,
         reader_ttl_s=arguments.reader_ttl,
         region_threshold=config.region_threshold if config else 0,
-        request_id=uuid.uuid4().hex,
     )
     async with remote.capture() as channel:
         if is_dry:
             checked = await ChangefeedServiceStub(channel).CheckChangefeed(request, timeout=CALL_S)
             explains = arguments.explain
             return _checked(checked, ignore_ineligible=ignore_ineligible, explains=explains)
-        answer = await _create(channel, request)
+        answer = await make_change(ChangefeedServiceStub(channel).CreateChangefeed, request)
         if arguments.dump:
             await _start_dump(channel, answer.changefeed.id)
     shown = detail(answer.changefeed)
     return confirmed(arguments, shown, *_created(shown, dumps=arguments.dump))
-
-
-async def _create(
-    channel: grpc.aio.Channel, request: pb.CreateChangefeedRequest
-) -> pb.CreateChangefeedResponse:
-    """Make a changefeed. While no answer says whether it is made, the request is repeated: its
-    request_id keeps it from being made twice, and from being refused as its own duplicate.
-    """
-    stub = ChangefeedServiceStub(channel)
-    for _ in range(_REPEATS):
-        try:
-            return await stub.CreateChangefeed(request, timeout=CALL_S)
-        except grpc.aio.AioRpcError as err:
-            is_late = err.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-            if not (is_late or "ErrChangeInterrupted" in (err.details() or "")):
-                raise
-    return await stub.CreateChangefeed(request, timeout=CALL_S)
 
 
 def _created(shown: dict[str, Any], *, dumps: bool) -> Iterator[str]:

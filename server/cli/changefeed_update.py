@@ -18,7 +18,7 @@ from server.cli.changefeed_create import (
     read_config,
 )
 from server.cli.output import Output, confirmed
-from server.cli.remote import CALL_S, Remote
+from server.cli.remote import CALL_S, Remote, make_change
 from sink.retention import Retention
 
 _OTHER_FEED = (
@@ -151,13 +151,13 @@ async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
             queried = await service.QueryChangefeed(query, timeout=CALL_S)
             config.change(queried.changefeed, request)
         request.filter.extend(arguments.filter)
-        answer = await service.UpdateChangefeed(request, timeout=CALL_S)
-    change = filter_change(answer)
+        answer = await make_change(service.UpdateChangefeed, request)
+    changed = filter_change(answer)
     if arguments.dry_run:
-        return Output({"dry_run": True} | change)
-    shown = change | detail(answer.changefeed)
+        return Output({"dry_run": True} | changed)
+    shown = changed | detail(answer.changefeed)
     said = f"changefeed {shown['id']} is updated"
-    return confirmed(arguments, shown, said, *_changed_tables(change), _waits(shown))
+    return confirmed(arguments, shown, said, *_changed_tables(changed), _waits(shown))
 
 
 def _changed_tables(change: dict[str, Any]) -> Iterator[str]:

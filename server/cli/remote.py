@@ -8,10 +8,11 @@ named, the coordinators must be those of its cluster.
 
 import argparse
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
@@ -39,6 +40,7 @@ CALL_S = 30.0
 DEFAULT_SERVER: Final = "127.0.0.1:8300"
 DEFAULT_PD: Final = "127.0.0.1:2379"
 _LOOKUP_S = 5.0
+_REPEATS: Final = 2
 _CONNECT_S = 2.0
 _CAPTURE_CONNECTION_MS: Final = 10_000
 """A capture on a machine that is overloaded is called silent only after this time."""
@@ -277,6 +279,21 @@ class Remote:
                     f"the gc leader does not answer at {address}{until}"
                 ) from err
             raise _refused(err, "GC worker", address) from err
+
+
+async def make_change(call: Any, request: Any) -> Any:
+    """Call for a change of a changefeed. While no answer says whether it is made, the request is
+    repeated: by its request_id it is made once, and not refused as its own duplicate.
+    """
+    request.request_id = uuid.uuid4().hex
+    for _ in range(_REPEATS):
+        try:
+            return await call(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError as err:
+            is_late = err.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            if not (is_late or "ErrChangeInterrupted" in _details(err)):
+                raise
+    return await call(request, timeout=CALL_S)
 
 
 def add_gc_worker_address(verb: argparse.ArgumentParser) -> None:

@@ -52,6 +52,7 @@ _CAPTURE_SERVICE: Final = capturepb.DESCRIPTOR.services_by_name["CaptureService"
 _CHANGEFEED_SERVICE: Final = pb.DESCRIPTOR.services_by_name["ChangefeedService"]
 _LEGACY_STATUS: Final = "/status"
 """Where TiCDC's status was before there was an API v2."""
+_FIRST_API: Final = "/api/v1/"
 _HTTP_STATUS: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.NOT_FOUND: 400,
@@ -145,11 +146,22 @@ class Api:
             if (given := template_arguments(names, parts)) is not None
         }
         if not fitting:
-            raise PathUnknownError(f"nothing is served at {request.path[:256]}")
+            raise PathUnknownError(f"nothing is served at {request.path[:256]}{_advice(path)}")
         method = "GET" if request.method == "HEAD" else request.method
         if method not in fitting:
             raise MethodRefusedError(request.path, request.method, fitting)
         return fitting[method]
+
+
+def _advice(path: str) -> str:
+    """What helps a script that was written for TiCDC's first API; empty: it was not."""
+    if not path.startswith(_FIRST_API):
+        return ""
+    return (
+        f": TiCDC has deprecated this API for {PREFIX}, whose paths and bodies are in "
+        f"{PREFIX}/openapi.json. Most paths are the same there, as {PREFIX}/changefeeds; a change "
+        "is answered when it is made, with 200 in place of 202"
+    )
 
 
 class _Operations:

@@ -22,7 +22,7 @@ from server.capture.source.registry import MakeSource
 from server.capture.traffic import Traffic
 from server.capture.worker import wire
 from server.capture.worker.host import Host, Hosted
-from server.capture.worker.service import COUNT_S, ends_of, round_of
+from server.capture.worker.service import count_in, ends_of, round_of
 from server.capture.worker.share import ShareStart, WorkerShare, newest
 from server.changefeed.table import SourceTable
 from server.puller.source import TableChange
@@ -202,9 +202,7 @@ class LocalShare:
 
     def count(self, positions: Mapping[Span, int]) -> None:
         """See `MovableShare.count`."""
-        sink = self._sink()
-        for span, checkpoint_ts in positions.items():
-            sink.count(span, checkpoint_ts, COUNT_S)
+        count_in(self._sink(), positions)
 
     def remove(self, spans: Sequence[Span], timeout_s: float = _CALL_S) -> None:
         """See `MovableShare.remove`."""

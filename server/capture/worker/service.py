@@ -1,7 +1,8 @@
 """`tidemarkpb.v1.WorkerService`: the owner's calls to workers that run shares."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -24,14 +25,26 @@ _TICK_S, _TICK_S_PER_TABLE = 0.05, 50e-6
 _SPEAK_EVERY_S = 1.0
 _TRAFFIC_EVERY_S = 5.0
 _THREAD_TABLES_MIN = 1000
-COUNT_S = 5.0
-"""A share's tables wait this long for a table that is counted in."""
+_COUNT_S = 5.0
+"""A share's tables wait this long at most for tables that are counted in."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def report_interval_s(tables: int) -> float:
     """Return the interval between two reports of a share with so many tables."""
     return _TICK_S + tables * _TICK_S_PER_TABLE
+
+
+def count_in(sink: LocalSink, positions: Mapping[Span, int]) -> None:
+    """Make tables that stand by a part of a share; `positions` are the ts up to which each is
+    committed.
+
+    Raises:
+        NotResolvedError: they are not as far as the others within `_COUNT_S`.
+    """
+    ends_s = time.monotonic() + _COUNT_S
+    for span, checkpoint_ts in positions.items():
+        sink.count(span, checkpoint_ts, max(0.0, ends_s - time.monotonic()))
 
 
 class WorkerService:
@@ -170,8 +183,7 @@ class WorkerService:
         """Count added tables in the totals."""
 
         def count(sink: LocalSink) -> pb.CountTablesResponse:
-            for table in request.tables:
-                sink.count(wire.span_of(table.span), table.checkpoint_ts, COUNT_S)
+            count_in(sink, {wire.span_of(each.span): each.checkpoint_ts for each in request.tables})
             counts, checkpoint_ts = sink.counted_checkpoint()
             return pb.CountTablesResponse(counts=counts, checkpoint_ts=checkpoint_ts)
 

@@ -854,20 +854,24 @@ class AddReaderRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     START_TS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     start_ts: _builtins.int
     """Where it begins; 0: with the first that is kept, which is at the checkpoint where no history is."""
+    request_id: _builtins.str
+    """As in CreateChangefeedRequest."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         name: _builtins.str = ...,
         start_ts: _builtins.int = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name", "start_ts", b"start_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name", "request_id", b"request_id", "start_ts", b"start_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -899,17 +903,21 @@ class RemoveReaderRequest(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
+    request_id: _builtins.str
+    """As in CreateChangefeedRequest."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         name: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1016,8 +1024,8 @@ class CreateChangefeedRequest(_message.Message):
     region_threshold: _builtins.int
     """Tables of the cluster's own change feed with so many regions are split over several captures; 0: none is."""
     request_id: _builtins.str
-    """A client that repeats a creation, as it has no answer, sends the same id again: the changefeed that the first call has
-    made is the answer then, and not ErrChangeFeedAlreadyExists. Empty: the call is not repeated.
+    """A client that repeats a change, as it has no answer, sends the same id again: for a day the change is made once. The
+    answer is the changefeed as it is then; of one that is removed by then its id and state. Empty: the call is not repeated.
     """
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]: ...
@@ -1314,15 +1322,19 @@ class PauseChangefeedRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    request_id: _builtins.str
+    """As in CreateChangefeedRequest."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1355,20 +1367,24 @@ class ResumeChangefeedRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     OVERWRITE_CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
     OVERWRITE_WITH_NOW_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     overwrite_checkpoint_ts: _builtins.int
     overwrite_with_now: _builtins.bool
     """Overwrite it with what its source calls now, whose clock may be another than the coordinator's."""
+    request_id: _builtins.str
+    """As in CreateChangefeedRequest."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         overwrite_checkpoint_ts: _builtins.int = ...,
         overwrite_with_now: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "overwrite_checkpoint_ts", b"overwrite_checkpoint_ts", "overwrite_with_now", b"overwrite_with_now"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "overwrite_checkpoint_ts", b"overwrite_checkpoint_ts", "overwrite_with_now", b"overwrite_with_now", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1399,15 +1415,19 @@ class RemoveChangefeedRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    request_id: _builtins.str
+    """As in CreateChangefeedRequest."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1452,6 +1472,7 @@ class UpdateChangefeedRequest(_message.Message):
     MASKS_FIELD_NUMBER: _builtins.int
     SALT_FILE_FIELD_NUMBER: _builtins.int
     REGION_THRESHOLD_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     """How to log in at the sink, which stays where it is; empty: as before."""
@@ -1470,6 +1491,8 @@ class UpdateChangefeedRequest(_message.Message):
     """Of masks that hash; empty: that of before."""
     region_threshold: _builtins.int
     """As in CreateChangefeedRequest, 0: tables are not split any more; left out: as before."""
+    request_id: _builtins.str
+    """As in CreateChangefeedRequest."""
     @_builtins.property
     def filter(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The new table filter, as in CreateChangefeedRequest; empty: as before. It is in force when everything up to now is
@@ -1506,10 +1529,11 @@ class UpdateChangefeedRequest(_message.Message):
         masks: Global___Texts | None = ...,
         salt_file: _builtins.str = ...,
         region_threshold: _builtins.int | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_region_threshold", b"_region_threshold", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "masks", b"masks", "reader_ttl_s", b"reader_ttl_s", "region_threshold", b"region_threshold", "retention", b"retention", "target_ts", b"target_ts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_region_threshold", b"_region_threshold", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "columns", b"columns", "dry_run", b"dry_run", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "masks", b"masks", "no_dump", b"no_dump", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "region_threshold", b"region_threshold", "retention", b"retention", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "target_ts", b"target_ts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "_reader_ttl_s", b"_reader_ttl_s", "_region_threshold", b"_region_threshold", "_target_ts", b"_target_ts", "audit_s", b"audit_s", "columns", b"columns", "dry_run", b"dry_run", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "masks", b"masks", "no_dump", b"no_dump", "on_unclear_ddl", b"on_unclear_ddl", "reader_ttl_s", b"reader_ttl_s", "region_threshold", b"region_threshold", "request_id", b"request_id", "retention", b"retention", "salt_file", b"salt_file", "sink_uri", b"sink_uri", "target_ts", b"target_ts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__audit_s: _TypeAlias = _typing.Literal["audit_s"]  # noqa: Y015
     _WhichOneofArgType__audit_s: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s"]  # noqa: Y015

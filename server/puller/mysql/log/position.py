@@ -31,7 +31,7 @@ Invariants of the limits:
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import ClassVar, Final, Self
 
 import numpy as np
@@ -64,13 +64,14 @@ class JsonRecord:
 
     @classmethod
     def from_json(cls, value: bytes) -> Self:
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote; members that a later version has are left out.
 
         Raises:
             CorruptError: it is something else.
         """
         try:
-            return cls(**json.loads(value))
+            doc = json.loads(value)
+            return cls(**{each.name: doc[each.name] for each in fields(cls) if each.name in doc})
         except (ValueError, TypeError, RecursionError) as err:
             raise CorruptError(f"{cls.what} in the metadata cannot be read: {err!r}") from err
 

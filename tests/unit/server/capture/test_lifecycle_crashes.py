@@ -13,7 +13,11 @@ from functools import partial
 import pytest
 
 from gcsafepoint.explain.names import feed_of
-from server.capture.errors import ChangefeedExistsError, ChangeInterruptedError
+from server.capture.errors import (
+    ChangefeedExistsError,
+    ChangefeedNotExistsError,
+    ChangeInterruptedError,
+)
 from server.capture.flight import OwnerFeeds
 from server.capture.update import ChangefeedUpdate
 from server.changefeed.info import State
@@ -63,36 +67,36 @@ class Steps:
         await asyncio.Event().wait()
 
 
-async def create(owner):
-    await owner.create(new("feed", URI, 1000, 0, [owner.table]))
+async def create(owner, request=""):
+    await owner.create(new("feed", URI, 1000, 0, [owner.table], request=request))
 
 
-async def pause(owner):
-    await owner.pause("feed")
+async def pause(owner, request=""):
+    await owner.pause("feed", request)
 
 
-async def resume(owner):
-    await owner.resume("feed")
+async def resume(owner, request=""):
+    await owner.resume("feed", request=request)
 
 
-async def resume_elsewhere(owner):
-    await owner.resume("feed", 1100)
+async def resume_elsewhere(owner, request=""):
+    await owner.resume("feed", 1100, request=request)
 
 
 async def resume_back(owner):
     await owner.resume("feed", 900)
 
 
-async def resume_failed_job(owner):
-    await owner.resume("feed")
+async def resume_failed_job(owner, request=""):
+    await owner.resume("feed", request=request)
 
 
 async def resume_failed_job_elsewhere(owner):
     await owner.resume("feed", 1100)
 
 
-async def remove(owner):
-    await owner.remove("feed")
+async def remove(owner, request=""):
+    await owner.remove("feed", request)
 
 
 async def finish(owner):
@@ -124,6 +128,8 @@ async def prepared(owner, change, upstream):
         await feed.stop()
     if change in (resume, resume_elsewhere, resume_back):
         await owner.pause("feed")
+    if change is remove_reader:
+        await owner.add_reader("feed", "bi")
 
 
 CHANGES = [
@@ -191,8 +197,25 @@ class Unanswered:
         monkeypatch.setattr(meta, "txn", counted)
 
 
-async def update_retention(owner):
-    await owner.update("feed", ChangefeedUpdate(retention=Retention(3600)))
+async def update_retention(owner, request=""):
+    await owner.update("feed", ChangefeedUpdate(retention=Retention(3600), request=request))
+
+
+async def retain_nothing(owner):
+    await owner.update("feed", ChangefeedUpdate(retention=Retention()))
+
+
+async def add_reader(owner):
+    await owner.add_reader("feed", "bi")
+
+
+async def remove_reader(owner, request=""):
+    await owner.remove_reader("feed", "bi", request)
+
+
+async def fail_job(owner):
+    OwnerFeeds(owner).report("feed", Report(FAILED, 0, "ErrTargetRefused", "no"))
+    await until(lambda: owner.feed("feed").job_saved)
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
@@ -244,7 +267,7 @@ async def test_a_creation_says_whether_it_may_be_made_and_may_be_repeated(
     interrupted = 0
     for step in range(1, 40):
         owner = await capture.start()
-        request = new("feed", URI, 1000, 0, [capture.table], request_id="first")
+        request = new("feed", URI, 1000, 0, [capture.table], request=f"first {step}")
         unanswered.count, unanswered.lost_at, unanswered.is_done = 0, step, is_done
         error = None
         try:
@@ -258,15 +281,66 @@ async def test_a_creation_says_whether_it_may_be_made_and_may_be_repeated(
             assert may_be_made or await capture.records.load_one("feed") is None
         feed = await owner.create(request)
         assert feed is owner.feeds["feed"]
-        for other in ({"request_id": "second"}, {"target_ts": 1 << 62}):
-            with pytest.raises(ChangefeedExistsError):
-                await owner.create(replace(request, **other))
+        with pytest.raises(ChangefeedExistsError):
+            await owner.create(replace(request, request="second"))
         await owner.remove("feed")
+        with pytest.raises(ChangefeedNotExistsError, match="removed since"):
+            await owner.create(request)
         await capture.stop()
         if is_over:
             assert interrupted
             return
     raise AssertionError("it has no end")
+
+
+@pytest.mark.parametrize(
+    ("change", "undo"),
+    [
+        (pause, resume),
+        (resume, pause),
+        (resume_elsewhere, pause),
+        (resume_failed_job, fail_job),
+        (update_retention, retain_nothing),
+        (remove_reader, add_reader),
+        (remove, create),
+    ],
+)
+async def test_a_change_that_got_no_answer_is_made_once_by_whoever_is_asked_again(
+    capture, upstream, meta, monkeypatch, change, undo
+):
+    unanswered = Unanswered(meta, monkeypatch)
+    upstream.now_ts = 2000
+    for step in range(1, 40):
+        owner = await capture.start()
+        owner.table = capture.table
+        await prepared(owner, change, upstream)
+        unanswered.count, unanswered.lost_at, unanswered.is_done = 0, step, True
+        with suppress(UnavailableError):
+            await change(owner, str(step))
+        is_over, unanswered.lost_at = unanswered.lost_at > 0, 0
+        if step % 2:
+            # The next owner is asked; else the same one, as soon as it knows what is in force.
+            await capture.stop()
+            owner = await capture.start()
+            owner.table = capture.table
+        await change(owner, str(step))
+        made = {feed.id: outcome(feed) for feed in owner.feeds.values()}
+        await undo(owner)
+        undone = {feed.id: outcome(feed) for feed in owner.feeds.values()}
+        assert undone != made
+        await change(owner, str(step))
+        assert {feed.id: outcome(feed) for feed in owner.feeds.values()} == undone
+        await owner.remove("feed")
+        await capture.stop()
+        if is_over:
+            assert step > 1
+            return
+    raise AssertionError("it has no end")
+
+
+def outcome(feed):
+    """What the changes change."""
+    return told(feed), bool(feed.job), {each.name for each in feed.readers.states(0)}
 
 
 def is_settled(owner):

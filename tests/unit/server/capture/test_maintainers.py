@@ -42,7 +42,7 @@ from server.puller.source import SourceContext
 from server.rpc.credentials import SecurityConfig
 from server.rpc.errors import StatusError
 from sink.flight.feeds import FAILED, Report
-from storage.meta.meta import Compare, Put
+from storage.meta.meta import Compare, Delete, Put
 from storage.model.errors import TidemarkError
 from tests.unit.server.capture.conftest import new
 from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
@@ -185,7 +185,7 @@ async def test_a_creation_that_its_owner_did_not_survive_is_made_once_by_the_nex
 
     async def attempt():
         made.append(None)
-        return await here.carry_out(create(here, "feed", request_id="1"))
+        return await here.carry_out(create(here, "feed", request="1"))
 
     async with asyncio.TaskGroup() as tasks:
         call = (None, "CreateChangefeed", None, CONTEXT, attempt)
@@ -196,11 +196,11 @@ async def test_a_creation_that_its_owner_did_not_survive_is_made_once_by_the_nex
     assert len(made) > 1
     await until(lambda: capture.maintainers.has("feed"))
     with pytest.raises(ChangefeedExistsError):
-        await create(here, "feed", request_id="2")
+        await create(here, "feed", request="2")
 
 
 @pytest.mark.parametrize(
-    ("method", "advice"), [("CreateChangefeed", "request_id"), ("ResumeChangefeed", "query")]
+    ("method", "advice"), [("CreateChangefeed", "request_id"), ("MoveTable", "query")]
 )
 async def test_a_forwarded_change_that_gets_no_answer_may_have_been_made(
     cluster, monkeypatch, method, advice
@@ -262,9 +262,9 @@ async def outcome(change):
         return err
 
 
-async def create(owner, name, request_id=""):
+async def create(owner, name, request=""):
     log = {"source_uri": "log://", "start_ts": 1000, "rules": ["bank.*"]}
-    made = await owner.create(new(name, f"delta:///lake/{name}", request_id=request_id, **log))
+    made = await owner.create(new(name, f"delta:///lake/{name}", request=request, **log))
     assert made.info.state is State.NORMAL
     return made
 
@@ -501,9 +501,9 @@ async def test_a_key_is_given_back_however_long_it_takes_to_stop(meta, cluster, 
     held = await spread(meta, [one, two], [1])
     release = Maintainers._release
 
-    async def slowly(self, fence):
+    async def slowly(self, key):
         await asyncio.sleep(0.2)
-        await release(self, fence)
+        await release(self, key)
 
     monkeypatch.setattr(Maintainers, "_release", slowly)
     await one.membership.drain(held["log"])
@@ -519,6 +519,27 @@ async def test_a_key_that_could_not_be_given_back_is_given_back_later(meta, clus
             return
         await asyncio.sleep(0.02)
     raise TimeoutError
+
+
+async def test_a_key_that_is_taken_again_is_not_deleted_by_what_was_sent_before(
+    meta, cluster, monkeypatch
+):
+    one, late = await cluster.start("ann"), []
+
+    async def unanswered(_, key):
+        late.append(key)
+
+    await create(one.owner, "log")
+    await spread(meta, [one], [1])
+    monkeypatch.setattr(Maintainers, "_release", unanswered)
+    here = one.maintainers.changefeeds_of("log")
+    await here.carry_out(here.remove("log"))
+    await until(lambda: late)
+    await create(one.owner, "log")
+    await spread(meta, [one], [1])
+    for key in late:
+        assert not (await meta.txn([key], [Delete(key.key)])).succeeded
+    assert await maintained(meta) == {"log": "ann"}
 
 
 async def test_rows_are_promised_only_while_the_lease_surely_lasts(meta, cluster):

@@ -1,11 +1,13 @@
 """Captures of one cluster, each with its lease, over real metadata."""
 
 import asyncio
+import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from server.capture.errors import CaptureUnknownError, LastCaptureError
+from server.capture.errors import CaptureUnknownError, LastCaptureError, NotOwnerError
 from server.capture.feed import FeedFactory
 from server.capture.fence import Fence
 from server.capture.local import LocalProcessor
@@ -14,6 +16,7 @@ from server.capture.membership import Membership
 from server.capture.owner import Owner
 from server.capture.records import Records
 from server.changefeed import keys
+from server.changefeed.captures import CaptureRecord
 
 
 def member(meta, upstream, name):
@@ -88,6 +91,38 @@ async def test_an_owner_that_resigns_or_is_drained_lets_another_one_be_elected(m
         await until(partial(owner_of, meta), "one")
         for task in running:
             task.cancel()
+
+
+async def test_a_capture_that_starts_again_meanwhile_is_not_said_to_be_drained(
+    meta, upstream, monkeypatch
+):
+    one, two = (member(meta, upstream, name) for name in ("one", "two"))
+    txn, started = meta.txn, asyncio.Event()
+
+    async def late(*arguments):
+        if not started.is_set():
+            started.set()
+            pair = await meta.get(keys.capture("two"))
+            await meta.put(pair.key, pair.value, pair.lease)
+        return await txn(*arguments)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(each.run("a:1", "a:2")) for each in (one, two)]
+        await one.settled.wait()
+        await two.settled.wait()
+        monkeypatch.setattr(meta, "txn", late)
+        with pytest.raises(NotOwnerError, match="started again"):
+            await one.drain("two")
+        assert not any(each.is_draining for each in await one.members())
+        for task in running:
+            task.cancel()
+
+
+def test_the_record_of_a_capture_that_names_no_version_is_not_of_this_one():
+    record = CaptureRecord("one", "a:1", "a:2")
+    document = {"id": "one", "address": "a:1", "flight_address": "a:2", "later": 1}
+    assert CaptureRecord.from_json(record.to_json()) == record
+    assert CaptureRecord.from_json(json.dumps(document).encode()) == replace(record, version="")
 
 
 async def test_a_capture_that_is_started_again_is_drained_no_more(meta, upstream):

@@ -8,6 +8,7 @@ import pytest
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture import local as local_module
+from server.capture.creation import NewChangefeed
 from server.capture.errors import (
     ChangefeedExistsError,
     ChangefeedIdInvalidError,
@@ -24,12 +25,13 @@ from server.capture.errors import (
 )
 from server.capture.flight import OwnerFeeds
 from server.capture.local import LocalProcessor
-from server.capture.service import changefeed_message
+from server.capture.service import _request_key, changefeed_message
 from server.capture.source.tidb import TidbSource
 from server.capture.update import ChangefeedUpdate
 from server.changefeed import keys
 from server.changefeed.info import State
 from server.changefeed.salt import Salt, SaltFileError
+from server.rpc.pd import PdUnavailableError
 from sink.flight.feeds import Poll
 from sorter.engine import Sorter
 from storage.defect import DefectError
@@ -265,6 +267,29 @@ async def test_a_start_before_gc_is_refused_and_leaves_nothing(capture, upstream
         await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     assert await capture.records.load() == []
     assert upstream.safepoints == {"gc_worker": gc_worker}
+
+
+async def test_a_creation_that_fails_says_why_though_its_safepoint_cannot_be_deleted(
+    capture, upstream, monkeypatch
+):
+    owner, update = await capture.start(), upstream.update_service_gc_safe_point
+
+    async def no_deletion(service_id, ttl_s, safe_point):
+        if ttl_s <= 0:
+            raise PdUnavailableError("no answer")
+        return await update(service_id, ttl_s, safe_point)
+
+    async def refuse(*_):
+        raise TableIneligibleError("no key")
+
+    monkeypatch.setattr(upstream, "update_service_gc_safe_point", no_deletion)
+    monkeypatch.setattr(NewChangefeed, "selection", refuse)
+    for attempt in (owner.create, owner.check):
+        with pytest.raises(TableIneligibleError):
+            await attempt(new("feed", URI, 1000, 0, [capture.table]))
+    upstream.gc_ts = 5000
+    with pytest.raises(StartTsBeforeGcError):
+        await owner.create(new("feed", URI, 1000, 0, [capture.table]))
 
 
 async def test_lost_history_fails_the_changefeed(capture, upstream):
@@ -665,3 +690,19 @@ async def test_a_check_refuses_what_creation_refuses(capture, upstream):
     with pytest.raises(StartTsInFutureError):
         await owner.check(new("feed", URI, 1 << 60, 0, [capture.table]))
     assert not [service for service in upstream.safepoints if "creating" in service]
+
+
+def test_a_request_is_known_by_its_id_and_by_all_that_it_says():
+    def key(method="ResumeChangefeed", **members):
+        given = {"id": "feed", "request_id": "1", "overwrite_checkpoint_ts": 7, **members}
+        return _request_key(method, pb.ResumeChangefeedRequest(**given))
+
+    assert key() == key()
+    others = {key("PauseChangefeed"), key(id="other"), key(request_id="2")}
+    assert len({key(), key(overwrite_checkpoint_ts=8), *others}) == 5
+    unnamed = pb.RemoveChangefeedRequest(id="feed")
+    first = _request_key("RemoveChangefeed", unnamed)
+    assert _request_key("RemoveChangefeed", unnamed) == first, "it is passed on with an id"
+    assert _request_key("RemoveChangefeed", pb.RemoveChangefeedRequest(id="feed")) != first
+    with pytest.raises(ParameterError, match="128"):
+        key(request_id="x" * 129)

@@ -705,7 +705,9 @@ async def test_who_may_ask_again_is_told_so():
 
 
 async def test_unknown_paths_methods_and_defects():
-    assert (await asked("GET", "/api/v1/changefeeds"))[0] == 404
+    status, document, _ = await asked("GET", "/api/v1/changefeeds")
+    assert (status, document["error_code"]) == (404, "TM:ErrPathUnknown")
+    assert "/api/v2/openapi.json" in document["error_msg"]
     assert (await asked("PATCH", "/api/v2/changefeeds"))[0] == 405
     for query in ({"namespace": ["mine"]}, {"keyspace": ["mine"]}):
         assert (await asked("GET", "/api/v2/changefeeds", query=query))[0] == 400

@@ -23,7 +23,7 @@ from server.capture.catalog import FeedCatalog
 from server.capture.errors import TableMoveError
 from server.capture.processor import Assignment, ProcessorStats
 from server.capture.traffic import Traffic, weights
-from server.capture.worker import moves, operators, wire
+from server.capture.worker import moves, operators, service, wire
 from server.capture.worker.placement import Balance, is_uneven, next_move
 from server.capture.worker.processor import WorkersProcessor
 from server.capture.worker.remote import ShareStatus, WorkerLostError, lost
@@ -954,3 +954,16 @@ def test_what_nobody_has_read_is_not_acknowledged_where_all_tables_go_to_an_empt
             running.cancel()
 
     simulated(run())
+
+
+def test_tables_that_are_counted_in_together_hold_the_others_no_longer_than_one(monkeypatch):
+    now_s, waited = [100.0], []
+    monkeypatch.setattr(service.time, "monotonic", lambda: now_s[0])
+
+    class Sink:
+        def count(self, span, checkpoint_ts, timeout_s):
+            waited.append((span, checkpoint_ts, timeout_s))
+            now_s[0] += 2.0
+
+    service.count_in(Sink(), {"a": 1, "b": 2, "c": 3, "d": 4})
+    assert waited == [("a", 1, 5.0), ("b", 2, 3.0), ("c", 3, 1.0), ("d", 4, 0.0)]

@@ -1,6 +1,7 @@
 """How transactions get their commit_ts, and the saved positions it goes on from."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -72,6 +73,8 @@ def test_an_anchor_is_read_as_it_was_written_and_nothing_else_is() -> None:
     assert SavedPosition.from_json(saved_position.to_json()) == saved_position
     earlier = b'{"ts":9,"gtids":"0-3-42","file":"binlog.000002","position":1234}'
     assert SavedPosition.from_json(earlier) == SavedPosition(9, "0-3-42", "binlog.000002", 1234)
+    of_later_version = json.dumps({**json.loads(saved_position.to_json()), "later": 1})
+    assert SavedPosition.from_json(of_later_version.encode()) == saved_position
     for damaged in (b"", b"[]", b'{"ts": 1}', b'{"other": 1}'):
         with pytest.raises(CorruptError):
             SavedPosition.from_json(damaged)
