@@ -388,10 +388,10 @@ class Changefeeds:
     ) -> ChangefeedInfo:
         try:
             return await self._filters.planned(feed, info, update, offered_ts)
-        except MetaUnavailableError:
+        except MetaUnavailableError as err:
             # Readers must not pass the ts that may be chosen by now.
             self._note_unknown_outcome(feed)
-            raise
+            raise ChangeInterruptedError.by_metadata(feed.id, err) from err
 
     async def _go_on_with_filter(self, feed: Feed) -> None:
         """Bring a new filter in force; repeated until it succeeds."""
@@ -429,7 +429,10 @@ class Changefeeds:
                 return None
             if feed.is_info_readable:
                 await self._move(feed, State.REMOVED, request)
-            await self._end(feed, request)
+            try:
+                await self._end(feed, request)
+            except MetaUnavailableError as err:
+                raise ChangeInterruptedError.by_metadata(changefeed, err) from err
         return feed
 
     async def _records_of_mine(self) -> list[ChangefeedRecord]:
@@ -615,12 +618,18 @@ class Changefeeds:
     def _sending(self, feed: Feed) -> Iterator[None]:
         """Within it a change is written: if that gets no answer, the metadata tell what is in
         force.
+
+        Raises:
+            ChangeInterruptedError: it got none.
+            NotOwnerError: nothing was written.
         """
         try:
             yield
-        except UnavailableError:
+        except UnavailableError as err:
             self._note_unknown_outcome(feed)
-            raise
+            if isinstance(err, NotOwnerError):
+                raise
+            raise ChangeInterruptedError.by_metadata(feed.id, err) from err
 
     def _start(self, feed: Feed) -> None:
         is_clear = feed.id not in self._unknown_outcomes

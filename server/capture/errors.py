@@ -1,5 +1,7 @@
 """Errors of changefeeds; named as TiCDC's where TiCDC has the same one."""
 
+from typing import Self
+
 from server.changefeed.info import ChangefeedIdInvalidError, SinkUriError
 from server.changefeed.source import SourceUriError
 from server.changefeed.table import TableIneligibleError
@@ -93,6 +95,15 @@ class ChangeInterruptedError(UnavailableError):
     """
 
     code = "ErrChangeInterrupted"
+
+    @classmethod
+    def by_metadata(cls, changefeed: str, err: UnavailableError) -> Self:
+        """The metadata gave no answer to the change, but `err`."""
+        return cls(
+            f"whether changefeed {changefeed} is changed, or made, is not known, as the metadata "
+            f"gave no answer ({err.message}): see `tidemark cli changefeed query -c {changefeed}`, "
+            "or send the same request with the same request_id again"
+        )
 
 
 class AuditUnsupportedError(InvalidError):

@@ -355,11 +355,7 @@ class Owner(Changefeeds):
         except NotOwnerError:
             raise
         except UnavailableError as err:
-            raise ChangeInterruptedError(
-                f"whether changefeed {info.id} is made is not known, as the metadata gave no "
-                f"answer ({err.message}): see `tidemark cli changefeed query -c {info.id}`, or "
-                "send the same request with the same request_id again"
-            ) from err
+            raise ChangeInterruptedError.by_metadata(info.id, err) from err
 
     async def _usable(self, new: NewChangefeed) -> tuple[NewChangefeed, Source]:
         """A changefeed whose parameters can be used, with its salt, and its source; raises as
