@@ -16,6 +16,7 @@ from gcsafepoint.explain.names import feed_of
 from server.capture.errors import (
     ChangefeedExistsError,
     ChangefeedNotExistsError,
+    ChangefeedStateError,
     ChangeInterruptedError,
 )
 from server.capture.flight import OwnerFeeds
@@ -336,6 +337,25 @@ async def test_a_change_that_got_no_answer_is_made_once_by_whoever_is_asked_agai
             assert step > 1
             return
     raise AssertionError("it has no end")
+
+
+async def test_what_an_earlier_version_was_asked_for_is_refused_when_a_later_one_is_asked_again(
+    capture,
+):
+    """It leaves no trace of requests."""
+    owner = await capture.start()
+    owner.table = capture.table
+    await create(owner)
+    with pytest.raises(ChangefeedExistsError):
+        await create(owner, "1")
+    await pause(owner)
+    await pause(owner, "2")
+    await resume(owner)
+    with pytest.raises(ChangefeedStateError):
+        await resume(owner, "3")
+    await remove(owner)
+    with pytest.raises(ChangefeedNotExistsError):
+        await remove(owner, "4")
 
 
 def outcome(feed):
