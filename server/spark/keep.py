@@ -40,7 +40,15 @@ from server.spark.config import (
     job_command,
     job_config,
 )
-from server.spark.job import Application, IdleCuts, LakeJob, Shared, Turns, captures_reporter
+from server.spark.job import (
+    DRAIN_SECONDS,
+    Application,
+    IdleCuts,
+    LakeJob,
+    Shared,
+    Turns,
+    captures_reporter,
+)
 from storage.model.errors import TidemarkError
 
 APPLICATION_DIRECTORY = "_application"
@@ -229,7 +237,9 @@ class LakeJobSupervisor:
     async def drain(self) -> None:
         """End all jobs after the cuts they are at."""
         await asyncio.gather(*(job.drain() for job in list(self._jobs.values())))
-        await asyncio.gather(*self._ending.values())
+        if self._ending:
+            # Not for longer: they ask the application, which may hang.
+            await asyncio.wait(self._ending.values(), timeout=DRAIN_SECONDS)
         await self._application.close()
 
     async def _follow(self) -> None:

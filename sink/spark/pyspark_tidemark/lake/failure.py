@@ -14,12 +14,18 @@ from pyspark.errors import (
     IllegalArgumentException,
     NumberFormatException,
     ParseException,
+    UnsupportedOperationException,
 )
 
 from pyspark_tidemark.errors import MOVED_BACK, SourceError, from_text
 from pyspark_tidemark.lake.files import RESTORE
 
-_REFUSED: Final = (AnalysisException, ParseException, IllegalArgumentException)
+_REFUSED: Final = (
+    AnalysisException,
+    IllegalArgumentException,
+    ParseException,
+    UnsupportedOperationException,
+)
 _MISTAKES: Final = (
     ArithmeticError,
     AssertionError,
@@ -51,8 +57,16 @@ _PERMANENT_CODES: Final = frozenset(
 """Codes whose errors cannot heal, for errors that come as text out of Spark's Python processes."""
 _ASKED_MORE: Final = (
     "[DELTA_CANNOT_MODIFY_APPEND_ONLY]",
+    "[DELTA_CLUSTERING_COLUMN_MISSING_STATS]",
+    "[DELTA_FEATURES_PROTOCOL_METADATA_MISMATCH]",
+    "[DELTA_ICEBERG_COMPAT_VIOLATION",
     "[DELTA_INVALID_PROTOCOL_VERSION]",
+    "[DELTA_MISSING_ICEBERG_CLASS]",
     "[DELTA_NOT_NULL_CONSTRAINT_VIOLATED]",
+    "[DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED]",
+    "[DELTA_ROW_ID_ASSIGNMENT_WITHOUT_STATS]",
+    "[DELTA_UNRECOGNIZED_INVARIANT]",
+    "[DELTA_UNSUPPORTED_CATALOG_MANAGED_TABLE_OPERATION]",
     "[DELTA_UNSUPPORTED_FEATURES_FOR_READ]",
     "[DELTA_UNSUPPORTED_FEATURES_FOR_WRITE]",
     "[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES]",
@@ -66,12 +80,18 @@ _DAMAGED: Final = (
     "[DELTA_DELETION_VECTOR_CHECKSUM_MISMATCH]",
     "[DELTA_DELETION_VECTOR_INVALID_ROW_INDEX]",
     "[DELTA_DELETION_VECTOR_SIZE_MISMATCH]",
+    "[DELTA_FILE_NOT_FOUND]",
     "[DELTA_LOG_FILE_NOT_FOUND]",
+    "[DELTA_MISSING_COMMIT_INFO]",
+    "[DELTA_MISSING_COMMIT_TIMESTAMP]",
     "[DELTA_MISSING_PART_FILES]",
     "[DELTA_STATE_RECOVER_ERROR]",
     "[DELTA_TRUNCATED_TRANSACTION_LOG]",
+    "[DELTA_TXN_LOG_FAILED_INTEGRITY]",
     "[DELTA_VERSIONS_NOT_CONTIGUOUS]",
     "[FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER]",
+    "[FAILED_READ_FILE.FILE_NOT_EXIST]",
+    "is not a Parquet file",
 )
 """What Delta and Spark call logs and files that are not whole."""
 _NO_CLASS: Final = ("java.lang.ClassNotFoundException", "java.lang.NoClassDefFoundError")

@@ -222,6 +222,7 @@ def commits(*operations):
         ([("RESTORE", 6), ("RESTORE", 8)], False),
         ([("RESTORE", None)], False),
         ([("CREATE OR REPLACE TABLE AS SELECT", None)], False),
+        ([("CLONE", None)], False),
         ([("REPLACE TABLE", None), ("RESTORE", "7"), ("DELETE", None)], True),
     ],
 )

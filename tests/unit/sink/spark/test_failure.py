@@ -3,7 +3,12 @@
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, NumberFormatException, PySparkRuntimeError
+from pyspark.errors import (
+    AnalysisException,
+    NumberFormatException,
+    PySparkRuntimeError,
+    UnsupportedOperationException,
+)
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.failure import in_table, named
 
@@ -46,6 +51,26 @@ from pyspark_tidemark.lake.failure import in_table, named
             "ErrTargetRefused",
             False,
         ),
+        (
+            UnsupportedOperationException("[DELTA_PROTOCOL_PROPERTY_NOT_INT] Protocol property x"),
+            "ErrTargetRefused",
+            False,
+        ),
+        (
+            PySparkRuntimeError("[FAILED_READ_FILE.FILE_NOT_EXIST] File does not exist."),
+            "ErrLakeDamaged",
+            True,
+        ),
+        (
+            Py4JError(
+                "o1.load. : [FAILED_READ_FILE.NO_HINT] Encountered error while reading file 3.checkpoint."
+                "parquet. Caused by: java.lang.RuntimeException: 3.checkpoint.parquet is not a "
+                "Parquet file. Expected magic number at tail"
+            ),
+            "ErrLakeDamaged",
+            True,
+        ),
+        (PySparkRuntimeError("[FAILED_READ_FILE.NO_HINT] timed out"), "ErrQueryFailed", True),
         (NumberFormatException('For input string: "lots"'), "ErrTargetRefused", False),
         (OSError(5, "Input/output error"), "ErrQueryFailed", True),
         (ConnectionResetError(), "ErrQueryFailed", True),

@@ -10,8 +10,9 @@ Invariants:
 Why not one MERGE for all: docs/design/0007-lake-apply.md.
 
 From the target down: `target` (with the connector), `modes` (how each mode writes a cut), `tables`
-(commits that carry the fence), `log` (Delta's log without Spark), `files` (what actions name).
-This module has the record of the format. Pure, so that daemons read it without Spark.
+(commits that carry the fence), `log` (Delta's log without Spark), `files` (what actions name),
+`frames` (what Spark writes). This module has the record of the format. Pure, so that daemons read
+it without Spark.
 """
 
 from typing import Final

@@ -20,6 +20,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.columns import quoted, sql_literal, text_literal, with_columns
 from pyspark_tidemark.lake.compaction import MOST_BYTES
 from pyspark_tidemark.lake.delta.files import DataFile, all_removed, by_partition, joined
+from pyspark_tidemark.lake.delta.frames import identified, partitioned
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.protocol import (
     FIELD_ID,
@@ -31,7 +32,7 @@ from pyspark_tidemark.lake.delta.protocol import (
     needs_mapping,
     with_features,
 )
-from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables, identified, partitioned
+from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
 from pyspark_tidemark.lake.shards import ShardRows
 from pyspark_tidemark.lake.soft_delete import mark_all

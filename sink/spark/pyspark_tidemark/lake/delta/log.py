@@ -51,6 +51,8 @@ fails, since its file exists: Delta keeps commits for weeks, so the file cannot 
 """
 _NUM_ACTIONS = "numActions"
 _READ = ("protocol", "metaData", "remove", "add", "txn")
+_REPLACES = ("CLONE", "CREATE OR REPLACE", "REPLACE TABLE")
+"""How the operations begin that put another table in the place of one."""
 _DIGITS = 20
 """Of a version, in the names of files."""
 _COMMIT = re.compile(r"\d{20}\.json")
@@ -382,7 +384,7 @@ def continues(version: int, commits: Iterable[tuple[int, Sequence[Mapping[str, A
             restored = str((info.get("operationParameters") or {}).get("version"))
             shows[number] = restored.isdecimal() and shows.get(int(restored), False)
         else:
-            replaced = operation.startswith(("CREATE OR REPLACE", "REPLACE TABLE"))
+            replaced = operation.startswith(_REPLACES)
             shows[number] = shows[newest] and not replaced
         newest = number
     return shows[newest]

@@ -18,9 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StructType
 
 from pyspark_tidemark.column_metadata import COLUMN_ID, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
@@ -29,6 +28,7 @@ from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.delta.checkpoints import CHECKPOINT_EVERY, Checkpoints
 from pyspark_tidemark.lake.delta.files import written
+from pyspark_tidemark.lake.delta.frames import identified, partitioned, without_null_texts
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import (
     Listing,
@@ -49,7 +49,7 @@ from pyspark_tidemark.lake.delta.log import (
     settle_checkpoint,
     version_of,
 )
-from pyspark_tidemark.lake.delta.partitions import NULL_TEXTS, check_columns, fault_of, refusal
+from pyspark_tidemark.lake.delta.partitions import check_columns, fault_of
 from pyspark_tidemark.lake.delta.protocol import MAPPING, VECTORS, creation, needs_mapping
 from pyspark_tidemark.lake.delta.task_writers import actions_of, made_for
 from pyspark_tidemark.lake.files import RESTORE
@@ -403,9 +403,7 @@ class DeltaTables:
     def partitionable(
         self, name: str, frame: DataFrame, *, is_written: Column | None = None
     ) -> DataFrame:
-        """A frame, reading which fails at a text that Delta would take for a null, in a column that
-        partitions the table; `is_written` says of which rows, by default of all.
-        """
+        """See `without_null_texts`."""
         return without_null_texts(frame, self._partition_columns(name), is_written)
 
     def _partition_columns(self, name: str) -> Sequence[str]:
@@ -664,48 +662,3 @@ class DeltaTables:
                     f"{name}, and they are there twice: start a new changefeed and target",
                 )
         self._newest[name] = newest
-
-
-def partitioned(frame: DataFrame, columns: Sequence[str]) -> DataFrameWriter:
-    """What writes a frame as a table that these columns partition."""
-    writer = without_null_texts(frame, columns).write.format("delta")
-    return writer.partitionBy(*columns) if columns else writer
-
-
-def without_null_texts(
-    frame: DataFrame, columns: Sequence[str], is_written: Column | None = None
-) -> DataFrame:
-    """See `DeltaTables.partitionable`."""
-    texts = [name for name in columns if isinstance(frame.schema[name].dataType, StringType)]
-    if not texts:
-        return frame
-    checked_rows = F.expr("true") if is_written is None else is_written
-    return frame.select(
-        [
-            # With its metadata, which has the column's identity.
-            _checked(name, checked_rows).alias(name, metadata=frame.schema[name].metadata)
-            if name in texts
-            else F.col(quoted(name))
-            for name in frame.columns
-        ]
-    )
-
-
-def _checked(name: str, is_written: Column) -> Column:
-    column = F.col(quoted(name))
-    refused = F.raise_error(F.lit(f"[TM:ErrPartitionUnsupported] {refusal(name)}"))
-    return F.when(is_written & column.isin(list(NULL_TEXTS)), refused).otherwise(column)
-
-
-def identified(frame: DataFrame, ids: Mapping[str, int]) -> DataFrame:
-    """The frame with the identities of its columns in their metadata,
-    which Delta keeps in the table's schema.
-    """
-    return frame.select(
-        [
-            F.col(quoted(name)).alias(name, metadata={_COLUMN_ID: ids[name]})
-            if name in ids
-            else F.col(quoted(name))
-            for name in frame.columns
-        ]
-    )

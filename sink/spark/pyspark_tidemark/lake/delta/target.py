@@ -16,9 +16,10 @@ from pyspark_tidemark.lake.columns import internal, quoted
 from pyspark_tidemark.lake.cut_record import Shown
 from pyspark_tidemark.lake.cut_tasks import TaskWriter
 from pyspark_tidemark.lake.delta import evolution
+from pyspark_tidemark.lake.delta.frames import without_null_texts
 from pyspark_tidemark.lake.delta.maintenance import Maintenance
 from pyspark_tidemark.lake.delta.modes import Append, History, Upsert, Writer
-from pyspark_tidemark.lake.delta.tables import COMPACTED, DeltaTables, without_null_texts
+from pyspark_tidemark.lake.delta.tables import COMPACTED, DeltaTables
 from pyspark_tidemark.lake.format import APPEND, ROW_MODES, SCD2, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.hadoop import move, remove
 from pyspark_tidemark.lake.manifest import Manifest
