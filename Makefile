@@ -285,7 +285,7 @@ lock: ## Renew the lock files from pyproject.toml (needs uv)
 	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --all-groups --no-header --no-annotate -o requirements.lock
 	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --no-dev --no-header --no-annotate -o deploy/spark.lock
 	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --extra build --extra otel --prune pyspark --no-dev --no-header --no-annotate -o deploy/daemon.lock
-	printf '%s\n' deltalake duckdb duckdb-extension-delta duckdb-extension-icu polars 'pyiceberg[pyarrow]' | uv pip compile - -q --generate-hashes --python-version 3.11 --no-header --no-annotate --no-emit-index-url -o tests/readers.lock
+	printf '%s\n' deltalake duckdb duckdb-extension-avro duckdb-extension-delta duckdb-extension-iceberg duckdb-extension-icu polars 'pyiceberg[pyarrow]' | uv pip compile - -q --generate-hashes --python-version 3.11 --no-header --no-annotate --no-emit-index-url -o tests/readers.lock
 	printf 'atheris\n' | uv pip compile - -q --generate-hashes --python-version 3.11 --no-header --no-annotate --no-emit-index-url -o tests/fuzz.lock
 
 .PHONY: clean

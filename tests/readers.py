@@ -54,7 +54,7 @@ def _duckdb() -> Any:
     """A database in memory, with the extensions that are packages of this environment."""
     database = duckdb.connect(config={"allow_unsigned_extensions": "true"})
     packages = Path(duckdb.__file__).parents[1]
-    for name in ("icu", "delta"):
+    for name in ("icu", "avro", "delta", "iceberg"):
         [file] = (packages / f"duckdb_extension_{name}").rglob("*.duckdb_extension")
         database.execute(f"LOAD '{file}'")
     database.execute("SET TimeZone = 'UTC'")
@@ -65,6 +65,12 @@ def duckdb_delta(path: str, version: int | None) -> Any:
     """By DuckDB, whose extension is Delta's kernel in Rust."""
     at = "" if version is None else f", version => {version}"
     return _duckdb().sql(f"SELECT * FROM delta_scan('{path}'{at})").to_arrow_table()
+
+
+def duckdb_iceberg(path: str, version: int | None) -> Any:
+    """By DuckDB's own reader of Iceberg."""
+    at = "" if version is None else f", snapshot_from_id => {version}"
+    return _duckdb().sql(f"SELECT * FROM iceberg_scan('{path}'{at})").to_arrow_table()
 
 
 def delta_rs_compacts(path: str, version: int | None) -> Any:
@@ -84,6 +90,7 @@ ENGINES: dict[str, Callable[[str, int | None], Any]] = {
         pyiceberg,
         polars_iceberg,
         duckdb_delta,
+        duckdb_iceberg,
         delta_rs_compacts,
     )
 }
