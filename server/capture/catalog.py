@@ -1,9 +1,8 @@
-"""The tables of one changefeed on this capture: what a source asks,
-and how its schema changes come in force.
+"""The tables of one changefeed on this capture, and how schema changes come in force.
 
-Order: a change is durable in the metadata, then readers see it, then the changefeed's run
-opens its tables, and only then the source goes on. A crash anywhere before the source goes on
-repeats the change, which changes nothing.
+The order is: the change is durable in the metadata; readers see it; the changefeed's run opens the
+new tables; the source goes on. After a crash before the last step the source brings the change
+again, which is then known already and changes nothing.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -49,14 +48,14 @@ _UNFOLLOWABLE: Final = (
     RouteRuleError,
     TableIneligibleError,
 )
-"""A table has become what the changefeed cannot take."""
+"""Errors of a table that the changefeed cannot replicate any more after a DDL."""
 _log = structlog.get_logger(__name__)
 Save: TypeAlias = Callable[[SchemaChange], Awaitable[None]]
 """Makes a change durable; raises NotOwnerError, UnavailableError."""
 
 
 class TableReader(Protocol):
-    """What makes tables of their records: the source, as a rule."""
+    """Makes tables from their records; usually the source."""
 
     def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
         """See `Source.table`."""
@@ -64,13 +63,14 @@ class TableReader(Protocol):
 
 
 class TablesRead:
-    """Implements `TableReader` by tables that were read before: to read a record again costs most
-    of a millisecond and 9 KB for each table.
+    """Implements `TableReader` by tables that were read before, because reading a record takes most
+    of a millisecond and 9 KB.
     """
 
     def __init__(self, tables: Iterable[SourceTable], source: TableReader) -> None:
         """Other tables, and those of other records, are read by `source`."""
-        # By the object, as a record is a document of kilobytes; the tables keep theirs.
+        # By the identity of the record object: comparing records would compare kilobytes. The
+        # tables refer to their records, so no id is used again.
         self._tables = {id(table.record): table for table in tables}
         self._source = source
 
@@ -80,14 +80,16 @@ class TablesRead:
 
 
 class Listener(Protocol):
-    """Who runs the changefeed."""
+    """What a catalog tells of schema changes: the run of the changefeed."""
 
     async def changed(self, ddl: Ddl) -> None:
-        """A change is in force: open the tables it brings, let those end that it ends."""
+        """Called for a change in force: opens the tables that it brings, and ends those that it
+        ends.
+        """
         ...
 
     def resolved(self, ts: int) -> None:
-        """There is no unknown change up to `ts`."""
+        """Called when all changes up to `ts` are known."""
         ...
 
     async def wait_delivered(self, ts: int) -> None:
@@ -97,14 +99,16 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Everything up to `ts` is delivered; then the changefeed fails with `error`."""
+    """A change that cannot be followed: everything up to `ts` is delivered, then the changefeed
+    fails with `error`.
+    """
 
     ts: int
     error: TidemarkError
 
     @property
     def hint(self) -> str:
-        """What is said with the error until then."""
+        """What is added to the error's message until then."""
         return (
             f". Everything up to {self.ts} is being delivered first: the state stays warning "
             "until the lake job, or another reader, has acknowledged that, and is failed then"
@@ -138,11 +142,11 @@ class _ShownChange:
         *,
         tells_statements: bool = False,
     ) -> "_ShownChange":
-        """`target` gives the name for readers of a table in force, of the source's; None: it is
-        none of ours.
+        """`target` maps a source table's name to the name that readers know; None: the table is not
+        replicated.
 
-        Where readers pass on statements, one about a routed table has no text: it names tables as
-        the source does, and who carried it out would alter others.
+        If readers execute statements, the statement of a routed table is left out: it has the
+        source's names, and would alter other tables at the target.
         """
         after = {table.name: table.target_name for table in change.tables}
         truncated = (after.get(name) or target(name) for name in change.truncated)
@@ -321,7 +325,7 @@ class FeedCatalog:
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""
         # A log that is read again from the checkpoint brings its changes again. Those up to the
-        # newest one are in the history, or did not concern this changefeed then either.
+        # newest known one are in the history, or did not concern this changefeed.
         if change.commit_ts <= self._newest_ts:
             return
         taken = self._concerning(self._without_ignored(change))
@@ -335,8 +339,8 @@ class FeedCatalog:
             taken.dropped,
             taken.truncated,
         )
-        # Durable before anybody sees it: a reader that applied it, and a capture that did not know
-        # it after a crash, would disagree about the rows above it.
+        # Durable before readers see it: otherwise, after a crash, a reader would have applied a
+        # change that the capture does not know, and they would disagree about the rows above it.
         await self._save(stored)
         self.history.append(stored)
         if self._replicated is not self.history:
@@ -356,8 +360,8 @@ class FeedCatalog:
             await self.listener.changed(ddl)
 
     async def refuse(self, ts: int, error: TidemarkError) -> NoReturn:
-        """See `Catalog.refuse`; while tables are read again,
-        up to the DDL from which on cuts wait for them.
+        """See `Catalog.refuse`. While tables are read again, delivery ends at the DDL since which
+        cuts wait for them.
         """
         # While tables are read again, cuts end at the DDL that started it. The log goes no further
         # than this refusal, so those tables are never complete: that DDL is where delivery ends.
@@ -395,8 +399,8 @@ class FeedCatalog:
     def forget(self, checkpoint_ts: int) -> None:
         """Drop the versions that no reader at or above the checkpoint asks for."""
         self.holds.drop_below(checkpoint_ts)
-        # A reader that acknowledged the ts of a DDL has yet to take that DDL, and compares the
-        # tables right below it with those right above it: so the ts before the checkpoint stays.
+        # A reader that has acknowledged up to a DDL's ts has yet to apply that DDL, for which it
+        # compares the tables right below it and right above: so the ts before the checkpoint stays.
         if not self.versions.drop_below(self._replicated.needed_from(checkpoint_ts) - 1):
             return  # as nearly always, and there may be a hundred thousand tables
         kept_ts = self.versions.start_ts - 1
@@ -409,10 +413,10 @@ class FeedCatalog:
             del self._tables[key]
 
     def _without_ignored(self, change: TableChange) -> TableChange:
-        """The change without what event filters ignore of it.
+        """The change without the parts that event filters ignore.
 
         Raises:
-            DdlNotIgnorableError: they ask for what cannot be ignored.
+            DdlNotIgnorableError: a filter would ignore a part that cannot be ignored.
         """
         events = self._terms.events
         if not events.ignores_ddl:
@@ -426,7 +430,8 @@ class FeedCatalog:
                 raise _not_ignorable(change, table.name, rule, "makes it, or changes its columns")
         truncated = []
         for name in change.truncated:
-            # CREATE OR REPLACE makes another table, whose rows cannot follow those of the former.
+            # CREATE OR REPLACE makes another table: its rows do not fit to those of the former one,
+            # so its truncation is never ignored.
             rule = (
                 events.ignored_truncate(before[name].record, change.query)
                 if name in before and name not in made
@@ -501,7 +506,11 @@ class FeedCatalog:
     def _check_renamed(
         self, change: TableChange, tables: Sequence[SourceTable], before: set[str]
     ) -> None:
-        """A table that was not taken under its old name has rows that the target does not have."""
+        """Refuse a rename of a table that was not replicated: the target does not have its rows.
+
+        Raises:
+            RenamedIntoFilterError: the change has such a rename.
+        """
         foreign = [name for name in change.dropped if name not in before]
         new = [table.name for table in tables if table.name not in before]
         spans = {version.span for version in self.versions.at(self._newest_ts)}

@@ -49,13 +49,14 @@ _REFUSED_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class TableSelection:
-    """`refused` are the tables that match, but cannot be replicated: why, by name."""
+    """The tables that a new changefeed takes."""
 
     read: tuple[SourceTable, ...]
     """The tables, as the source reads their records."""
     refused: Mapping[str, str] = field(default_factory=dict)
+    """Tables that match but cannot be replicated: the reason, by name."""
     not_taken: tuple[tuple[str, str], ...] = ()
-    """Schema and table name of some that the filter does not take, at most `NOT_TAKEN_MAX`."""
+    """Schema and table names of tables that the filter does not take, at most `NOT_TAKEN_MAX`."""
 
     @property
     def tables(self) -> tuple[TableRecord, ...]:
@@ -70,9 +71,7 @@ class TableSelection:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a changefeed would replicate from `start_ts` on; `refused` and `not_taken` as of
-    `TableSelection`.
-    """
+    """What a changefeed would replicate from `start_ts` on; see `TableSelection`."""
 
     start_ts: int
     tables: tuple[SourceTable, ...]
@@ -82,8 +81,8 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewChangefeed:
-    """`start_ts` 0: now; `target_ts` 0: no end; `tables` are (schema name,
-    table_info JSON), `rules` a table filter.
+    """The parameters of a changefeed. `start_ts` 0 means now, `target_ts` 0 no end; `tables` are
+    pairs of schema name and table_info JSON, `rules` are a table filter.
     """
 
     id: str
@@ -108,9 +107,9 @@ class NewChangefeed:
     """How dates that no calendar has are shown, one of `SHOWN_DATES`."""
     ignore_ineligible: bool = False
     audit_s: int = 0
-    """In what time the lake is compared with the source, again and again; 0: never."""
+    """The seconds in which an audit compares the whole lake with the source once; 0: no audit."""
     retention: Retention = NOTHING_RETAINED
-    """How much of what readers have acknowledged is kept."""
+    """How much acknowledged history is kept."""
     region_threshold: int = 0
     """Tables of the cluster with so many regions are split over captures; 0: none is."""
     reader_ttl_s: int = 0
@@ -121,7 +120,7 @@ class NewChangefeed:
     """
 
     def records(self) -> tuple[TableRecord, ...]:
-        """The given tables, after a look at all that can be looked at without source and salt.
+        """Check everything that needs neither source nor salt; returns the given tables' records.
 
         Raises:
             InvalidError: a parameter cannot be used; its subclass says which.
@@ -220,10 +219,11 @@ class NewChangefeed:
 
 
 def check_range(start_ts: int, target_ts: int, now_ts: int) -> None:
-    """Refuse what has no beginning or no length.
+    """Check the range of a changefeed.
 
     Raises:
-        StartTsInFutureError, TargetTsError: it cannot be replicated.
+        StartTsInFutureError: it starts after the present.
+        TargetTsError: it ends before it starts.
     """
     if start_ts > now_ts:
         raise StartTsInFutureError(

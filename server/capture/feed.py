@@ -81,7 +81,9 @@ class Delivery:
                 self._planned.pop((tables, start_ts), None)
 
     def acknowledged(self, ts: int, checkpoint_ts: int) -> None:
-        """A reader is at `ts`; everything up to `checkpoint_ts` is at the target."""
+        """Note that a reader is at `ts`, and that everything up to `checkpoint_ts` is at the
+        target.
+        """
         with self._lock:
             self.read_ts = max(self.read_ts, ts)
             taken = [key for key, (ts, _) in self._planned.items() if ts <= checkpoint_ts]
@@ -93,7 +95,9 @@ class Delivery:
 
 @dataclass(slots=True, eq=False)
 class Feed:
-    """Changed on the event loop only; other threads may read it."""
+    """One changefeed with all that runs it. Changed on the event loop only; other threads may read
+    it.
+    """
 
     info: ChangefeedInfo
     checkpoint_ts: int
@@ -105,7 +109,9 @@ class Feed:
     task: asyncio.Task[None] | None = None
     info_saved: bool = True
     record_error: TidemarkError | None = None
-    """Why its records cannot be read; it only holds back GC then, as before, and can be removed."""
+    """Why its records cannot be read. Such a changefeed only keeps its safepoint, and can be
+    removed.
+    """
     is_info_readable: bool = True
     """Whether the record was readable; else `info` is a stand-in, which is never written."""
     job: JobReport | None = None
@@ -132,15 +138,15 @@ class Feed:
     """Loop time at which it was set; 0: not by this owner."""
 
     def __post_init__(self) -> None:
-        """Start the delivery at the checkpoint: it is unknown what a previous run delivered above
-        it.
+        """Start the delivery at the checkpoint: what an earlier run delivered above it is not
+        known.
         """
         self.delivery = Delivery(self.checkpoint_ts)
         self.history = KeptHistory(is_kept=bool(self.info.retention))
         self.read_by({})
 
     def read_by(self, named: Mapping[str, ReaderRecord]) -> None:
-        """These are its readers that have a name, and where they are."""
+        """Set the named readers and their positions."""
         has_lake_job = bool(lake_format(self.info.sink_uri))
         self.readers = Readers(named, self.checkpoint_ts, has_lake_job=has_lake_job)
 
@@ -208,8 +214,8 @@ class Feed:
         info: ChangefeedInfo | None = None,
         source: Source | None = None,
     ) -> None:
-        """Begin elsewhere next time it runs, with the tables of `changes`. `info`, which is
-        durable, and `source`, which reads the tables, are the feed's from then on.
+        """Let the next run begin at `checkpoint_ts`, with the tables of `changes`. `info`, which
+        must be durable, and `source`, which reads the tables, replace the feed's.
         """
         of = info or self.info
         reader = TablesRead(self.catalog.read() if source is None else (), source or self.source)
@@ -222,13 +228,14 @@ class Feed:
             checkpoint_ts,
             of.rules,
         )
-        # All at once: nobody sees the one without the other.
+        # Without an await in between: nobody may see the new record with the former tables.
         if info is not None:
             self.info, self.info_saved = info, True
         tables = len(self.catalog.read())
         self.source, self.catalog = source or self.source, catalog
         if checkpoint_ts < self.safepoint_ts:
-            # What its service holds is not enough: another one has to stay until it is set anew.
+            # The safepoint protects too little now: the creation's service must stay until this one
+            # is set again.
             self.safepoint_ts, self.safepoint_time = 0, 0.0
         self.checkpoint_ts, self.settled_ts = checkpoint_ts, 0
         self.reading = ReadActivity(time.monotonic())
@@ -307,7 +314,7 @@ class Feed:
         running = self.info.state is State.WARNING and self.processor.sink is not None
         if self.catalog.refusal is not None or self.catalog.holds.error is not None:
             return False
-        # Not at once when it runs again: one that fails each time before it gets anywhere would
+        # Not as soon as it runs: a changefeed that fails each time before it makes progress would
         # change between warning and normal for ever.
         moved = (
             self.processor.resolved_ts > self.processor.start_ts

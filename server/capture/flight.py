@@ -1,11 +1,11 @@
-"""The changefeeds of this capture as the Flight server sees them; called from its threads.
+"""The changefeeds of this capture for the Flight server, which calls them from its threads.
 
-A changefeed that does not run here right now (paused, restarting, elsewhere) is UNAVAILABLE:
-readers wait and ask again. After a restart the rows are pulled anew, so ranges above what is
-resolved so far are waited for (`FlightWaits`); calls that wait are ended when the server closes.
+A changefeed that does not run here now (paused, restarting, on another capture) is UNAVAILABLE:
+readers wait and try again. After a restart the rows are pulled again, so a call waits for a range
+that is not resolved yet (`FlightWaits`); waits end when the server closes.
 
-Which table a name means is a question of ts: the changefeed's versions answer it (`sink.versions`).
-No cut, slice or read crosses a DDL.
+Which table a name means depends on the ts: the changefeed's versions say it (`sink.versions`). No
+cut, slice or read crosses a DDL.
 """
 
 import threading
@@ -46,15 +46,15 @@ T = TypeVar("T")
 _CALL_WAIT_S = 20.0
 _START_WAIT_S = 5.0
 _IDLE_CUT_MS, _IDLE_CUT_MS_MAX = 3_000, 3_600_000
-"""While nothing changes, readers are moved on, and with them the checkpoint, only this often,
-unless they say how often; at most.
+"""While nothing changes, a reader gets an empty cut, which moves the checkpoint, this often, unless
+it asks for another interval; and the longest that it may ask for.
 """
 _START_STEP_S = 0.02
 _NAMES_TOLD = 20
 
 
 class FlightWaits:
-    """Shared by all calls of one listener."""
+    """The waits of all calls of one listener, which `close` ends."""
 
     def __init__(self) -> None:
         self._closing = threading.Event()
@@ -252,8 +252,8 @@ class OwnerFeeds:
                 " job is started again, and goes on where its lake ends. A query is given another"
                 " checkpointLocation: it begins at the changefeed's checkpoint_ts, or at startTs"
             )
-        # A reader may be further than a run that began behind it gets, which ends at its target_ts
-        # or at a refused DDL: the checkpoint stops there.
+        # A reader may be beyond the end of this run, which is its target_ts or a refused DDL, if
+        # the run began below the reader: the checkpoint stops at that end.
         ts = min(feed.catalog.holds.acknowledged(ts), *_stops(feed))
         versions = (
             [version for version in _named(feed, table).named(table) if version.from_ts < ts]
@@ -286,7 +286,8 @@ class OwnerFeeds:
         """Return the ts up to which all readers have the changefeed's changes, when this reader has
         them up to `ts`.
         """
-        # Before it counts: a reader that claims too much would not hold what it has yet to take.
+        # Checked before it counts: with too high a position the reader would no longer hold changes
+        # that it has yet to read.
         if (reader or feed.readers) and ts > sink.resolved_ts():
             raise AckAboveResolvedError(
                 f"reader {reader!r} cannot have {ts}: it is complete up to {sink.resolved_ts()} "
@@ -302,16 +303,17 @@ class OwnerFeeds:
             note_job(feed, report)
 
     def _check_held(self) -> None:
-        """See that the changefeed surely ran here until now: before a cut or plan is answered.
+        """Check, before a cut or plan is answered, that this capture still had the right to run the
+        changefeed.
 
         Raises:
-            NotOwnerError: it may run elsewhere.
+            NotOwnerError: another capture may run it.
         """
 
     def _ack_version(self, sink: Sink, version: Version, ts: int) -> None:
-        """The reader of a name has a version's rows up to `ts`."""
-        # Rows of the same span under an earlier name are not this reader's to acknowledge: its
-        # acknowledgement counts only once they are.
+        """Acknowledge the rows of one version of a table up to `ts`."""
+        # Rows of the same span under an earlier name are acknowledged under that name; until then
+        # this acknowledgement does not count.
         try:
             if sink.checkpoint_ts(version.span) >= version.from_ts:
                 self._waiting.resolved(sink, version.span, ts, _CALL_WAIT_S)
@@ -321,7 +323,7 @@ class OwnerFeeds:
                 raise
 
     def _running(self, changefeed: str) -> tuple[Feed, Sink]:
-        """The changefeed and its sink; one that is starting is waited for."""
+        """The changefeed and its sink; waits for a changefeed that is starting."""
         feed = self._feeds.feed(changefeed)
         feed.reading.asked_s = time.monotonic()
         # A changefeed that is starting has its sink in moments. Refusing at once would make every
@@ -338,18 +340,19 @@ class OwnerFeeds:
 
 
 def _check_kept(feed: Feed, start_ts: int) -> None:
-    """See that a range's history is kept, where any is: the sink knows it table by table only.
+    """Check that a range does not begin below the kept history, of a changefeed that keeps any: the
+    sink knows that of each table only.
 
     Raises:
-        RangeCleanedError: it begins too far back.
+        RangeCleanedError: it does.
     """
     if feed.history.is_kept and start_ts < feed.kept_ts:
         raise not_kept(feed.id, start_ts, feed.kept_ts)
 
 
 def _check_begun(feed: Feed, start_ts: int) -> None:
-    """See that a range of all tables begins where no table is gone that had rows in it: one that
-    ended before this run of the changefeed began is not in its sink.
+    """Check that a range of all tables has no table that ended before this run of the changefeed
+    began: the run's sink does not have it, and its rows would be missing.
 
     Raises:
         RangeCleanedError: there is one.
@@ -365,10 +368,8 @@ def _check_begun(feed: Feed, start_ts: int) -> None:
 
 
 def _stops(feed: Feed) -> tuple[int, int]:
-    """Return the ts at which the changefeed ends and the ts at which a refused DDL stops it;
-    MAX_TS: it does not.
-
-    The last stretch is taken, however short it is.
+    """Return the ts at which the changefeed ends, and the ts at which a refused DDL stops it
+    (MAX_TS: never). A cut that ends at one of them is made however few rows it has.
     """
     refusal = feed.catalog.refusal
     return feed.info.stop_ts or MAX_TS, MAX_TS if refusal is None else refusal.ts
@@ -377,9 +378,7 @@ def _stops(feed: Feed) -> tuple[int, int]:
 def _worth_a_cut(
     sink: Sink, spans: Sequence[Span] | None, start_ts: int, end_ts: int, oldest_ms: int
 ) -> bool:
-    """Whether a cut should be made: there are rows, or the reader's position has grown old; each
-    cut costs the reader a commit.
-    """
+    """Whether the cut is worth a commit of the reader: it has rows, or spans `oldest_ms`."""
     if physical_ms(end_ts) - physical_ms(start_ts) >= oldest_ms:
         return True
     return any(part.rows for part in sink.plan_tables(spans, start_ts, end_ts))
@@ -394,8 +393,8 @@ def _slice(versions: Versions, part: Slice, locations: tuple[str, ...]) -> Slice
 def _read_again(
     versions: Versions, again: Mapping[int, int | None], start_ts: int, end_ts: int
 ) -> dict[Span, int]:
-    """Tables that are read again and are in force in a cut:
-    from where on their rows are in it.
+    """The tables that are read again and are in force in a cut, each with the ts from which on its
+    rows are part of the cut.
     """
     spans = {version.span: again.get(version.span.table_id) for version in versions.at(start_ts)}
     return {
@@ -450,9 +449,8 @@ def _not_running(feed: Feed) -> TidemarkError:
 
 
 def _while_running(feed: Feed, call: Callable[[], T]) -> T:
-    """A changefeed may stop during a call: its sink has no tables then.
-
-    A table may come a moment later, too.
+    """Make the call; raises an UnavailableError where the sink has no such table, because the
+    changefeed stops meanwhile or the table is only coming.
     """
     try:
         return call()

@@ -1,7 +1,7 @@
-"""The acknowledged history that a changefeed keeps (docs/design/0035): its size, and the part that
-need not be kept any more.
+"""The acknowledged history that a changefeed keeps (docs/design/0035): its size, and which part may
+be dropped.
 
-History is that of one run of a changefeed: its sorter is empty when the next one begins.
+Each run of a changefeed has its own history, as its sorter is empty at the beginning.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class KeptHistory:
         self._history = RetainedHistory(0)
 
     def begin(self, *, is_kept: bool) -> None:
-        """Another run begins: nothing of the one before is kept."""
+        """Forget the history of the former run, and begin that of another one."""
         self.is_kept, self.size_bytes, self._sink = is_kept, 0, None
 
     def look(self, sink: Sink, due: "RetentionBounds") -> None:
@@ -51,10 +51,10 @@ class KeptHistory:
                 does what this one left.
         """
         if sink is not self._sink:
-            # It may have been acknowledged a while before this first look.
+            # Readers may have acknowledged something before this first look.
             self._sink, self._history = sink, RetainedHistory(sink.kept_ts())
         history = self._history
-        # A table that was pulled again, or has moved, is kept from there on only.
+        # A table that was pulled again, or has moved, has its history only from there on.
         history.give_up(sink.kept_ts())
         acknowledged = (history.acknowledged_ts, sink.checkpoint_ts())
         for start_ts, end_ts in _stretches(due.versions, *acknowledged):

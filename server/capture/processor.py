@@ -34,7 +34,7 @@ class Sink(Protocol):
         ...
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
-        """Everything up to it is committed by the reader."""
+        """Return the ts up to which the reader has committed everything."""
         ...
 
     def wait_resolved(self, after_ts: int, timeout_s: float, span: Span | None = None) -> int:
@@ -140,12 +140,12 @@ class Processor(Protocol):
 
     @property
     def checkpoint_ts(self) -> int:
-        """Everything up to it is at the target."""
+        """The ts up to which everything is at the target."""
         ...
 
     @property
     def resolved_ts(self) -> int:
-        """Everything up to it can be read."""
+        """The ts up to which everything can be read."""
         ...
 
     @property
@@ -155,12 +155,14 @@ class Processor(Protocol):
 
     @property
     def repairing(self) -> Collection[Span]:
-        """Tables that are pulled again from their checkpoint, as rows of them were damaged here."""
+        """Tables that are pulled again from their checkpoint because their sorted rows were
+        damaged.
+        """
         ...
 
     @property
     def damage(self) -> TidemarkError | None:
-        """The error for which the last of them is pulled again."""
+        """The error of the table that was damaged last; None: no table is being pulled again."""
         ...
 
     def stats(self) -> ProcessorStats:
@@ -176,16 +178,16 @@ class Processor(Protocol):
         ...
 
     def places(self, span: Span) -> tuple[str, ...]:
-        """Flight locations of all that have rows of a table: several, if it is split."""
+        """Flight locations of all workers that have rows of the table: several if it is split."""
         ...
 
     def worker_of(self, span: Span) -> str:
-        """Which capture or worker process pulls and serves a table; empty: this process."""
+        """The capture or worker process that pulls and serves a table; empty: this process."""
         ...
 
     def has_share_at(self, capture: str) -> bool:
-        """Whether another process than this one has a share of it, run by the capture with this id;
-        a share counts until it has ended, even without tables.
+        """Whether the capture of this id runs a share of the changefeed in a process other than
+        this one. A share counts until it has ended, even without tables.
         """
         ...
 
@@ -196,16 +198,16 @@ class Processor(Protocol):
         ...
 
     async def move_table(self, span: Span, worker: str) -> None:
-        """Let another capture or worker process pull and serve a table; it does on return.
+        """Move a table to another capture or worker process; it is served there on return.
 
         Raises:
-            TableMoveError: the table cannot move, or there is nobody of that name.
-            TidemarkError: one of the two is gone, or does not catch up.
+            TableMoveError: the table cannot move, or no worker has that name.
+            TidemarkError: one of the two workers is gone, or does not catch up.
         """
         ...
 
     async def split_table(self, span: Span, *, put_together: bool) -> None:
-        """Split a table over all captures, or put one together again; it is so on return.
+        """Split a table over all captures, or put one together again; it is done on return.
 
         Raises as `move_table`.
         """
@@ -240,13 +242,13 @@ class ProcessorPosition:
 
     @property
     def checkpoint_ts(self) -> int:
-        """Everything up to it is at the target."""
+        """The ts up to which everything is at the target."""
         sink = self.sink
         return sink.checkpoint_ts() if sink else self.start_ts
 
     @property
     def resolved_ts(self) -> int:
-        """Everything up to it can be read."""
+        """The ts up to which everything can be read."""
         sink = self.sink
         return sink.resolved_ts() if sink else self.start_ts
 

@@ -1,9 +1,9 @@
-"""The pullers of a running changefeed, and the way of their changes into the sorter.
+"""The pullers of a running changefeed, and how their changes get into the sorter.
 
-A log has one puller for all tables; other sources have one for each table, which begins and ends
-alone (`Pulling`). Changes go to the sorter through `SorterRows`, which drops what still comes for a
-table that has ended, and for a table with a puller of its own through a `Gate`, which is closed
-before another puller takes the table over.
+A log has one puller for all tables; other sources have one for each table, which starts and ends by
+itself (`Pulling`). All changes go to the sorter through `SorterRows`, which drops those of tables
+that have ended. A table's own puller goes through a `Gate`, which is closed before another puller
+takes over the table.
 """
 
 import asyncio
@@ -36,9 +36,7 @@ of a second.
 
 
 class SorterRows:
-    """Implements `server.puller.source.Rows`; what still comes for a table that has ended is
-    dropped.
-    """
+    """Implements `server.puller.source.Rows`; drops what still comes for a table that has ended."""
 
     def __init__(
         self,
@@ -47,12 +45,14 @@ class SorterRows:
         open_transactions: OpenTransactions | None = None,
         times: RangeTimes | None = None,
     ) -> None:
-        """Without `open_transactions` a source keeps them all in memory; `times` are for traces."""
+        """Without `open_transactions` a source keeps all open transactions in memory; `times` are
+        for traces.
+        """
         self.sorter = sorter
         self.executor = executor
         self.open_transactions = open_transactions or OpenTransactions()
         self.ended: dict[Span, int] = {}
-        """Tables that end, and where."""
+        """The tables that end, each with the ts of its end."""
         self.traffic = TableTraffic()
         self._times = times
 
@@ -84,9 +84,7 @@ class SorterRows:
 
 
 class Gate:
-    """Implements `server.puller.source.Rows` for one puller, until it is closed:
-    a late call of it changes nothing.
-    """
+    """Implements `server.puller.source.Rows` for one puller; once closed, calls change nothing."""
 
     def __init__(self, rows: SorterRows) -> None:
         self.executor = rows.executor
@@ -107,13 +105,14 @@ class Gate:
 
     def close(self) -> None:
         """Let no more calls through; one may be under way."""
-        # A puller that is cancelled may have a call under way in a thread, which nothing can
-        # cancel. A late `resolve` of it would promise rows of the table that is pulled anew and has
-        # none yet.
+        # A cancelled puller may have a call under way in a thread, which cannot be cancelled. Its
+        # late `resolve` would promise rows of a table that is pulled again and has none yet.
         self._closed = True
 
     def drain(self) -> None:
-        """Wait for the call under way; one that waits for room ends when its table is removed."""
+        """Wait for the call under way. A call that waits for room in the sorter ends only when its
+        table is removed.
+        """
         with self._under_way:
             return
 
@@ -151,7 +150,7 @@ class _Pulled:
 
 
 class Pulling:
-    """The pullers are children of `tasks`; the error of one ends them all."""
+    """Starts and ends the pullers, as children of `tasks`; the error of one ends them all."""
 
     def __init__(self, intake: PullContext, tasks: asyncio.TaskGroup) -> None:
         self._intake = intake
@@ -195,8 +194,8 @@ class Pulling:
         )
 
     async def begin(self, tables: Sequence[SourceTable], start_ts: int) -> bool:
-        """Pull the tables in force at `start_ts`, and the schema changes above it;
-        returns whether these come apart. No table comes or goes meanwhile.
+        """Pull the tables in force at `start_ts`, and the schema changes above it. Returns whether
+        schema changes have a puller of their own. No table may come or go meanwhile.
         """
         source, catalog = self._intake.source, self._intake.catalog
         if source.per_table:
@@ -213,7 +212,7 @@ class Pulling:
         return source.per_table and bool(self._others)
 
     def add(self, table: SourceTable, start_ts: int) -> None:
-        """Pull one more table above `start_ts`; a log takes it up by itself."""
+        """Pull one more table above `start_ts`; the puller of a log takes it up by itself."""
         source, catalog = self._intake.source, self._intake.catalog
         if not source.per_table:
             return
@@ -225,7 +224,7 @@ class Pulling:
         )
 
     async def end_passed(self, ends: Mapping[Span, int]) -> None:
-        """Pull those tables no more that have come to their end."""
+        """Stop pulling the tables that have reached their end."""
         passed = [
             span
             for span, end_ts in ends.items()
@@ -235,8 +234,8 @@ class Pulling:
             await self.end(span)
 
     async def end(self, span: Span) -> Gate | None:
-        """Pull a table no more; a call under way in a thread may still be in the gate,
-        which lets no other through.
+        """Stop pulling a table. A call may still be under way in the returned gate, which lets no
+        other through; None: the table has no puller of its own.
         """
         pulled = self._pulled.pop(span, None)
         if pulled is None:

@@ -1,18 +1,18 @@
 """Several readers of one changefeed, each with a position of its own.
 
-A reader that has a name is added to the changefeed, and holds its changes until it has them: the
-checkpoint is that of the slowest. The one without a name is the changefeed's lake job, or the only
-reader where none has a name.
+A named reader is added to the changefeed and holds the changes until it has acknowledged them: the
+checkpoint is the position of the slowest reader. The reader without a name is the changefeed's lake
+job, or the only reader if none has a name.
 
-A reader may begin below the checkpoint, in history that is kept (`sink.retention`). One that is
-silent for too long lets go: it holds nothing, so the checkpoint may pass it. Both are `behind`.
+A reader may begin below the checkpoint, in history that is kept (`sink.retention`). A reader that
+is silent for too long lets go: it holds nothing, so the checkpoint may pass it. Both are `behind`.
 
 Invariants:
-1. Of each reader two acknowledgements are kept, and the changefeed is acknowledged up to the former
-   of the slowest. So what a reader took last can be given to it once more, as it is where there is
-   one reader: the sink keeps what is above the acknowledgement before the last.
-2. The position of a reader that is behind is never moved to the checkpoint: it has yet to take what
-   lies between, and is told if that is gone.
+1. The last two acknowledgements of each reader are kept, and the changefeed is acknowledged up to
+   the slowest reader's last but one. So a reader can read its last range again, as it can where it
+   is the only reader: the sink keeps what is above the last acknowledgement but one.
+2. The position of a reader that is behind is never moved up to the checkpoint, since it has yet to
+   read what lies between. If that is gone, the reader gets an error.
 3. At least one reader holds.
 """
 
@@ -121,7 +121,7 @@ class KeptRange:
 
 @dataclass(slots=True)
 class _Reader:
-    """The position of one reader. Not thread-safe: the caller serialises the calls."""
+    """The position of one reader. Not thread-safe: calls must not overlap."""
 
     previous_ts: int
     last_ts: int
@@ -131,7 +131,8 @@ class _Reader:
     has_let_go: bool = False
 
     def acknowledged(self, ts: int, now_s: float) -> None:
-        # Said again, it is idle: nobody will take the changes before it once more.
+        # A reader that acknowledges the same ts again is idle, and will not read its last range
+        # again: then both positions are the same.
         self.previous_ts, self.last_ts = self.last_ts, max(ts, self.last_ts)
         self.seen_s = now_s
 

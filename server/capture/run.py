@@ -2,11 +2,11 @@
 readable state of its tables.
 
 Invariants:
-1. The sorter and the sink have a table before anything is added to it, and until its last row is
+1. The sorter and the sink have a table from before anything is added to it until its last row is
    acknowledged.
-2. A table that ends at a schema change is resolved up to there: by us where its source is a log,
-   which goes on to other tables, by its own puller elsewhere.
-3. Readers go no further than the schema changes are known.
+2. A table that ends at a schema change is resolved up to that ts: by `Run` if its source is a log,
+   which goes on to other tables; else by its own puller.
+3. Readers get no rows above the ts up to which all schema changes are known.
 """
 
 import asyncio
@@ -87,8 +87,8 @@ class Run:
             self.sink.keep_above(assignment.keep_ts)
         if assignment.stop_ts:
             self.sink.limit_ts(assignment.stop_ts)
-        # The owner has not sent a barrier for this share yet: without one readers could pass a
-        # schema change that is still on its way here.
+        # The owner has not sent a barrier for this share yet. Without one, readers could pass a
+        # schema change that has not arrived here.
         if assignment.limited:
             self.sink.update_barrier_ts(self._start_ts)
         # Tables are there before the sink starts and before any puller: see invariant 1.
@@ -120,12 +120,16 @@ class Run:
                     self._check_target(self.pulling)
             finally:
                 catalog.listener = None
-                # A call that waits for room in the sorter would wait for ever, as nobody reads any
-                # more; the task group waits for the puller, and the puller for that call.
+                # Nobody reads any more, so a call that waits for room in the sorter would wait for
+                # ever; the puller waits for that call, and the task group for the puller.
                 self.rows.sorter.end_waits()
 
     def _check_target(self, pulling: Pulling) -> None:
-        """See that a target_ts can be reached: no cut ends while a table is read again."""
+        """Check that target_ts can be reached: no cut can end there while a table is read again.
+
+        Raises:
+            TargetInRereadError: it cannot.
+        """
         target_ts = self._assignment.target_ts
         since_ts = self._assignment.catalog.holds.bound(target_ts)
         if since_ts < target_ts <= pulling.log_ts and self.sink.checkpoint_ts() >= since_ts:
@@ -139,7 +143,7 @@ class Run:
         """Give everything up; blocks."""
         self.sink.stop()
         for versions in self._assignment.catalog.versions.spans(self._start_ts):
-            # Whoever still plans over all tables must not take those for all that are left.
+            # A plan over all tables that is still under way must not miss those of a removed table.
             self.sink.remove_table(versions[0].span, comes_back=True)
         self.rows.sorter.close()
 
@@ -189,9 +193,9 @@ class Run:
             self.pulling.add(table, start_ts)
 
     async def release(self, span: Span) -> None:
-        """Pull and serve a table no more: another capture does; none is no error."""
+        """Drop a table, which another capture serves now; it is no error if it is not here."""
         async with self._moving:
-            # The sink first: while its puller ends, the table would hold back all others.
+            # The sink first: once its puller has ended, the table would hold back all others.
             await asyncio.to_thread(self.sink.remove_table, span)
             gate = await self.pulling.end(span) if self.pulling is not None else None
             await asyncio.to_thread(self._remove, gate, span, comes_back=False)
@@ -201,8 +205,8 @@ class Run:
 
     async def _end_passed_by_log(self, pulling: Pulling) -> None:
         """Resolve the tables that end at changes known before, as far as the log is there."""
-        # A log that is read again brings such a change again, but it comes in force once only: no
-        # `changed` will resolve these tables up to their end.
+        # A log that is read again brings these changes again, but a known change does not come in
+        # force again: no call of `changed` resolves these tables up to their end.
         passed = [
             span
             for span, ts in self.rows.ended.items()
@@ -217,7 +221,7 @@ class Run:
 
     async def _begin(self, pulling: Pulling) -> None:
         start_ts, catalog = self._start_ts, self._assignment.catalog
-        # Before others have their turn: a change that comes meanwhile adds its tables itself.
+        # Listed before the first await: a change that comes during it adds its tables by itself.
         later = [
             (catalog.of(versions[0]), versions[0].from_ts)
             for versions in catalog.versions.spans(start_ts)
@@ -251,8 +255,8 @@ class Run:
         if last.to_ts != MAX_TS:
             self.rows.ended[last.span] = last.to_ts
             self._ending.add(last.span)
-        # Where there were no tables, the checkpoint has gone on to where this one begins, and a
-        # reader may have yet to come there.
+        # If there were no tables before, the checkpoint may have reached the ts at which this one
+        # begins, and a reader may still be below it.
         is_new = self._assignment.catalog.versions.is_new(versions[0])
         self.sink.follow(versions, self._start_ts, is_new=is_new)
 

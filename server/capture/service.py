@@ -133,7 +133,8 @@ class ChangefeedService:
             here = self._maintainers.changefeeds_of(request.id)
             changes = replace(changefeed_update(request), request=request_key)
             changes.check()
-            # Before anything is stopped: what cannot be is refused here.
+            # Planned before the changefeed is stopped, so that an impossible update does not stop
+            # it.
             plan = None
             if changes.changes_tables and not await here.is_carried_out(request.id, request_key):
                 plan = await here.plan_filter(request.id, changes)
@@ -158,7 +159,7 @@ class ChangefeedService:
         return await self._by_runner("RemoveChangefeed", request, context, remove)
 
     async def MoveTable(self, request: pb.MoveTableRequest, context: Context) -> Any:
-        """Let another capture have a table."""
+        """Move a table to another capture."""
 
         async def move() -> pb.MoveTableResponse:
             feed, version = self._table_of(request)
@@ -170,7 +171,7 @@ class ChangefeedService:
         return await self._by_runner("MoveTable", request, context, move)
 
     async def SplitTable(self, request: pb.SplitTableRequest, context: Context) -> Any:
-        """Divide a table among all captures, or put it together."""
+        """Split a table over all captures, or put it together again."""
 
         async def split() -> pb.SplitTableResponse:
             feed, version = self._table_of(request)
@@ -236,8 +237,8 @@ class ChangefeedService:
         return changefeed_message(feed, self._maintainers.id if is_here else "")
 
     async def _all(self, request: pb.ListChangefeedsRequest) -> list[pb.Changefeed]:
-        """All changefeeds of the cluster; one that no capture runs at this moment, or whose capture
-        does not answer, as the metadata has it.
+        """All changefeeds of the cluster. One that no capture runs now, or whose capture does not
+        answer, is shown by its records in the metadata.
         """
         answers = await self._router.ask_others(ChangefeedServiceStub, "ListChangefeeds", request)
         messages = {each.id: each for answer in answers for each in answer.changefeeds}
@@ -267,10 +268,10 @@ def _request_key(method: str, request: Any) -> str:
 
 
 def check_history(feed: Feed, version: Version, target: str) -> None:
-    """See that no history that is kept is lost by a move.
+    """Check that a move loses no kept history.
 
     Raises:
-        TableMoveError: it is.
+        TableMoveError: it does.
     """
     kept_ts, checkpoint_ts = feed.kept_ts, feed.processor.checkpoint_ts
     if kept_ts >= checkpoint_ts or feed.processor.worker_of(version.span) == target:
@@ -464,7 +465,7 @@ def _rereads(feed: Feed) -> pb.Rereads | None:
     tables += [
         pb.Reread(table=table.name, since_ts=table.reread_ts, reason=_STORED_VALUES)
         for table in feed.tables
-        # A table that is still to come has no position: it counts as one below its DDL.
+        # A table that is only coming has no position, and counts as below its DDL.
         if table.reread_ts and _position(feed, table.span, 0)[0] <= table.reread_ts
     ]
     since_ts = min((each.since_ts for each in tables), default=0)

@@ -1,21 +1,21 @@
-"""What `changefeed update` changes of a changefeed that exists.
+"""What `changefeed update` changes of an existing changefeed.
 
-All but a new table filter, other terms (event filters, columns, masks) and a new target_ts is in
-force at once. A target_ts changes while the changefeed is stopped: a lake's job that runs would end
-at the former one.
+Everything is in force at once, except for a new table filter, other terms (columns, masks, event
+filters) and a new target_ts. A target_ts can be changed only while the changefeed is stopped: a
+running lake job would end at the former one.
 
-A filter comes in force at a ts of its own, as a schema change does: `FilterPlan.ts` is the source's
-present, and the plan holds the tables that come there. The changefeed runs up to there with the
-tables that both filters take. When everything up to there is at the target, the change is written:
-readers see tables that come and tables that go, and what the new ones hold is dumped.
+A filter comes in force at a ts, as a schema change does: `FilterPlan.ts` is the source's present,
+and the plan has the tables that the filter brings there. Up to that ts the changefeed replicates
+the tables that both filters take. When everything up to it is at the target, the change is written:
+readers see tables that come and tables that go, and the new tables are dumped.
 
-Tables that go are no longer read from the moment of the update: one of them may be what keeps the
-changefeed from going on.
+Tables that the new filter leaves out are not read any more from the moment of the update: one of
+them may be what has stopped the changefeed.
 
-Other terms come in force at a ts in the same way, and changes up to there come by the former ones.
-A table of which other columns or masks are taken begins anew there: its rows at the target go, and
-what it holds is dumped. Without dumps it goes on, with what readers have of it as it was; so it
-does with other event filters, which are about the changes from there on.
+Other terms come in force at a ts, too, and changes up to it follow the former terms. A table with
+other columns or masks begins anew there: its rows at the target are dropped, and it is dumped.
+Without dumps it goes on, and the rows at the target stay as they are. With other event filters it
+always goes on, as they are about later changes only.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangefeedUpdate:
-    """What is to be changed; what is left out stays as it was."""
+    """The changes; None, or an empty value, leaves a setting as it is."""
 
     sink_uri: str = ""
     """The same place, with another login or other options."""
@@ -88,7 +88,7 @@ class ChangefeedUpdate:
     """As in `NewChangefeed`."""
 
     def check(self) -> None:
-        """Refuse what cannot be used, whatever the changefeed.
+        """Check what can be checked without the changefeed.
 
         Raises:
             ParameterError: nothing is to be changed.
@@ -111,7 +111,7 @@ class ChangefeedUpdate:
 
     @property
     def changes_tables(self) -> bool:
-        """Whether tables may come and go, or be shown otherwise."""
+        """Whether tables may come or go, or may be replicated in another way."""
         terms = (self.columns, self.event_filters, self.masks)
         return bool(self.rules or self.salt_file) or any(each is not None for each in terms)
 
@@ -126,7 +126,7 @@ class ChangefeedUpdate:
         return replace(self, salt=await asyncio.to_thread(Salt.read, self.salt_file))
 
     def applied_to(self, info: ChangefeedInfo) -> ChangefeedInfo:
-        """A changefeed's record with what is to be updated, but its filter and terms.
+        """The changefeed's record after the update, but for its filter and terms.
 
         Raises:
             SinkUriError: the sink is another place.
@@ -156,7 +156,7 @@ class ChangefeedUpdate:
         )
 
     def terms_after(self, info: ChangefeedInfo) -> TableTerms:
-        """What is taken of the tables of a changefeed afterwards.
+        """The terms of the changefeed's tables after the update.
 
         Raises:
             MaskError: a mask hashes, and there is no salt; or there is one, and none does.
@@ -177,7 +177,11 @@ class ChangefeedUpdate:
 
 
 def check_open(feed: Feed) -> None:
-    """Refuse to change what has come to its end."""
+    """Check that the changefeed has not come to its end.
+
+    Raises:
+        ChangefeedStateError: it is finished, or being removed.
+    """
     if feed.info.state is State.FINISHED:
         raise ChangefeedStateError(
             f"changefeed {feed.id} is finished: everything up to its target_ts "
@@ -191,10 +195,11 @@ def check_open(feed: Feed) -> None:
 
 
 async def check_target(feed: Feed, target_ts: int) -> None:
-    """Refuse another end of a changefeed that has one already, or runs, or may be behind it.
+    """Check that the changefeed's target_ts can be changed to this one.
 
     Raises:
-        ChangefeedStateError, TargetTsError.
+        ChangefeedStateError: it runs, is finished, or is being removed.
+        TargetTsError: readers may be beyond the ts already.
     """
     check_open(feed)
     if feed.info.state.is_running:
@@ -210,22 +215,22 @@ async def check_target(feed: Feed, target_ts: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FilterPlan:
-    """What a new filter, or other terms, change at `ts`."""
+    """What a new filter, or other terms, would change at `ts`."""
 
     ts: int
     rules: tuple[str, ...]
     coming: tuple[TableRecord, ...]
-    """Tables that it takes, and that the changefeed does not have."""
+    """Tables that it takes and that the changefeed does not have yet."""
     going: tuple[str, ...]
     """Names of tables that it does not take any more."""
     changing: tuple[TableRecord, ...] = ()
-    """Tables that stay, and of which something else is taken, or is shown otherwise."""
+    """Tables that stay, with other columns or masks."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Tables that it takes, and that cannot be replicated: why, by name; left out."""
 
 
 async def plan_filter(feed: Feed, update: ChangefeedUpdate) -> FilterPlan:
-    """What another filter or other terms would change now; nothing is kept.
+    """Find out what another filter or other terms would change now; changes nothing.
 
     Raises:
         FilterRuleError, ParameterError: the rules cannot be read, or take no table; or a table
@@ -280,7 +285,8 @@ def _check_found(missing: Collection[str]) -> None:
 
 
 def _check_goes_on(before: SourceTable, table: SourceTable) -> None:
-    """See that rows at the target still fit, which stay as they are; both are the same table.
+    """Check that the rows at the target, which stay as they are, still fit to the table, given
+    before and after the update.
 
     Raises:
         ParameterError: they do not.
@@ -307,10 +313,9 @@ def _type(schema: pa.Schema, name: str) -> pa.DataType:
 
 
 class FilterUpdates:
-    """Brings new filters in force, step by step; called while nobody else changes the changefeed.
+    """Brings new filters in force, step by step. To be called under the lock of changes.
 
-    Each step is durable when it returns. One that is interrupted is taken again, with the same
-    outcome.
+    Each step is durable when it returns. An interrupted step is taken again, with the same outcome.
     """
 
     def __init__(self, records: Records) -> None:
@@ -323,14 +328,14 @@ class FilterUpdates:
         update: ChangefeedUpdate,
         offered_ts: int,
     ) -> ChangefeedInfo:
-        """Choose where the update of a stopped changefeed comes in force: above `offered_ts`,
-        up to which readers may be. Its record with that, which is written, and is the feed's, as
-        are the tables that come.
+        """Choose the ts at which the update of a stopped changefeed comes in force, above
+        `offered_ts`, which readers may have reached. Writes the record with it and the tables that
+        come, and sets the feed's record, which it returns.
 
         Raises as `server.capture.update.plan_filter`, and ChangefeedStateError.
         """
         plan = await plan_filter(feed, update)
-        # At the ts of one that is given up there would be the tables of both.
+        # At the ts of an abandoned update, tables of that one are recorded, too.
         given_up_ts = info.filter_update.ts if info.filter_update is not None else 0
         if plan.ts <= max(offered_ts, feed.checkpoint_ts, given_up_ts):
             raise ChangefeedStateError(
@@ -346,8 +351,8 @@ class FilterUpdates:
             filter_update=_waiting(feed, plan.rules, plan.ts, dumps=update.dumps),
             coming_terms=None if terms == feed.info.terms else terms,
         )
-        # What the record names is there at every moment: the new tables go before it, the old ones
-        # after it.
+        # The record's tables must exist at every moment: the new tables are written before it, and
+        # the old ones deleted after it.
         schemas = self._records.schemas
         tables = by_id((*plan.coming, *plan.changing))
         await schemas.write_tables(feed.id, SchemaChange(plan.ts, tables=tables))
@@ -361,8 +366,8 @@ class FilterUpdates:
         return info
 
     async def next_step(self, feed: Feed) -> tuple[ChangefeedInfo, list[SchemaChange]]:
-        """Stop a changefeed whose new filter is due, and take the next step towards it; its record
-        and history after that.
+        """Stop a changefeed whose new filter is due, and take the next step; returns its record and
+        history after that.
         """
         update = feed.info.filter_update
         assert update is not None, "it is due"
@@ -370,14 +375,14 @@ class FilterUpdates:
         await feed.stop()
         changes = list(feed.catalog.history)
         if feed.checkpoint_ts < update.ts:
-            # Tables are read again there: on to where they are complete.
+            # No cut can end there, since tables are read again: plan the update for a later ts.
             info = replace(feed.info, filter_update=replace(update, is_planned=False))
             await self._records.save({}, {feed.id: info})
         elif update.is_planned and feed.catalog.history.last_ts < update.ts:
             info = replace(feed.info, filter_update=None).with_terms(feed.info.coming_terms)
             changes.append(await self._change_filter(feed, info, update))
         else:
-            # Tables were read again there, or a DDL above it is known already.
+            # The ts could not be used, or a DDL above it is known already.
             again = ChangefeedUpdate(rules=feed.info.rules, dumps=update.dumps)
             info = await self.planned(feed, feed.info, again, offered_ts)
         return info, changes
@@ -385,8 +390,8 @@ class FilterUpdates:
     async def _change_filter(
         self, feed: Feed, info: ChangefeedInfo, update: FilterUpdate
     ) -> SchemaChange:
-        """Everything up to the new filter's ts is at the target: write the change that brings it
-        in force, after what is to be dumped for it. Durable.
+        """Write the dump's job for the new tables, then the change that brings the new filter in
+        force; everything up to its ts is at the target. Durable.
         """
         coming = await self._records.schemas.load_tables(feed.id, update.ts)
         change = _change(feed.info, feed.catalog.history, coming)
@@ -408,12 +413,13 @@ class FilterUpdates:
 
 
 def _waiting(feed: Feed, rules: tuple[str, ...], ts: int, *, dumps: bool = True) -> FilterUpdate:
-    """What a changefeed waits for that gets another filter, to come in force at `ts`."""
+    """The pending update of a changefeed whose new filter comes in force at `ts`."""
     info, pending = feed.info, feed.info.filter_update
     if pending is None:
         before: tuple[tuple[str, ...], ...] = (info.rules,)
     elif pending.excludes:
-        # What a filter left out was not delivered since, though that filter never came in force.
+        # Tables that the pending filter leaves out are not delivered since its update, although it
+        # never came in force.
         before = tuple(dict.fromkeys((*pending.before, info.rules)))
     else:
         before = pending.before
@@ -429,7 +435,7 @@ def _waiting(feed: Feed, rules: tuple[str, ...], ts: int, *, dumps: bool = True)
 
 
 def _change(info: ChangefeedInfo, history: History, coming: Sequence[TableRecord]) -> SchemaChange:
-    """The schema change that brings the new filter in force, where `coming` were found to come."""
+    """The schema change that brings the new filter in force; `coming` are its plan's tables."""
     update = info.filter_update
     assert update is not None, "a filter is coming in force"
     here = _in_force(history)
@@ -451,7 +457,7 @@ def _change(info: ChangefeedInfo, history: History, coming: Sequence[TableRecord
         f"{FILTER_UPDATE} {shown.replace('*/', '* /')} */",
         new,
         tuple(sorted(here.keys() - staying - names)),
-        # They come again, as others, or are shown otherwise: the rows that they had are to go.
+        # Tables that come again as other tables, or with other columns: their rows must go.
         tuple(sorted((names & here.keys()) - going_on)),
     )
 
@@ -461,7 +467,7 @@ def _in_force(history: History) -> dict[str, TableRecord]:
 
 
 def _staying(tables: Iterable[TableRecord], info: ChangefeedInfo) -> set[str]:
-    """Those that were replicated all the time, and still are, by name."""
+    """The names of the tables that every filter of the pending update takes."""
     every = all_filters(info)
     return {each.name for each in tables if _takes(every, each)}
 

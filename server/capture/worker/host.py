@@ -41,8 +41,8 @@ class Hosted:
             self.error = worst(group)
         finally:
             self.ended.set()
-            # From here on the share ends by itself. The next one of this changefeed has the same
-            # directory, so it must not be started while this one is deleted: no second cancel.
+            # The share is ending: `cancel` must not interrupt the deletion below, since the next
+            # share of this changefeed uses the same directory.
             self.cancelled = True
             await asyncio.to_thread(self.processor.wipe)
             long_lived.dropped_tables(len(self.assignment.catalog.read()))
@@ -73,7 +73,7 @@ class Host:
         changefeed = assignment.changefeed
         if term < self._term:
             raise NotOwnerError("another capture owns the changefeeds by now")
-        # Noted before the wait below: a call of an owner that was deposed meanwhile is refused.
+        # Before the wait below, so that calls of an owner that is deposed meanwhile are refused.
         self._term = term
         await self.stop(changefeed)
         if changefeed in self._hosted or term < self._term:

@@ -1,14 +1,17 @@
 """Tables move from one worker to another while their changefeed goes on.
 
-`TableMover` chooses what moves and when; `TableOperators` carries each move out.
+`TableMover` chooses what moves and when; `TableOperators` carries each move out. Tables move for
+three reasons:
 
-Tables move when workers come or go, until their weights are even; while none does, once one worker
-has far more to do than its part (`_UNEVEN`), and then until it has not; and when somebody asks. In
-one such division each table moves once at most, and one that moved lately does not move again
-because of its weight. Where somebody has moved a table, none moves until workers come or go.
+1. Workers have come or gone: tables move until the workers' weights are even.
+2. One worker has far more to do than its fair share (`_UNEVEN`): tables move away from it until it
+   has little more than that (`_EVEN`). Once somebody has moved a table by command, this stops until
+   workers come or go.
+3. Somebody moves a table by command.
 
-A table that is split (`splitting`) moves part by part, or by command with all its parts to one
-worker.
+In one such division each table moves at most once, and a table that moved lately does not move
+again because of its weight. A split table (`splitting`) moves part by part, or by command with all
+its parts to one worker.
 """
 
 import asyncio
@@ -31,7 +34,9 @@ from storage.model.ts import MAX_TS
 
 _LOOK_EVERY_S: Final = 0.5
 _SETTLED_S: Final = 2.0
-"""Workers that come or go do so one after the other, as when all are restarted."""
+"""How long the set of workers must stay the same before tables move: in a rolling restart workers
+come and go one after the other.
+"""
 MOVE_S: Final = 630.0
 """How long a call waits for a table's move at most."""
 _AGAIN_S: Final = 10.0
@@ -76,10 +81,10 @@ class TableMover:
         """Tables that were put together by command since then."""
 
     async def run(self, workers: Callable[[], Sequence[Worker]], shares: Shares) -> None:
-        """Divide the tables among the workers that are there, until cancelled.
+        """Divide the tables among the present workers, until cancelled.
 
-        A worker that is not there any more keeps its share until its tables are elsewhere: it may
-        be one that is drained. One that has died ends the run by the error of its share.
+        A worker that leaves keeps its share until its tables have moved away, as it may be one that
+        is drained. A worker that dies ends the run by the error of its share.
         """
         try:
             await self._keep_balanced(workers, shares)
@@ -91,7 +96,7 @@ class TableMover:
         loop, since_s = asyncio.get_running_loop(), 0.0
         weighed_s = split_s = loop.time()
         names: set[str] = set()
-        # What the run began with is even, and what somebody moved stays: until workers come or go.
+        # The run began with an even division, so nothing moves before workers come or go.
         balanced = {worker.name for worker in self._tables.placement.workers}
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -113,8 +118,8 @@ class TableMover:
                 split_s = weighed_s
 
     def _staying(self, there: Mapping[str, Worker]) -> list[Worker]:
-        """The workers of the run that are there: as the run knows them, since one that was out of
-        reach for a moment is another object there.
+        """The run's workers that are present. The run's own objects: a worker that was unreachable
+        for a moment is another object in `there`.
         """
         return [worker for worker in self._tables.placement.workers if worker.name in there]
 
@@ -130,7 +135,7 @@ class TableMover:
             async with asyncio.timeout(MOVE_S):
                 await self._move(span, target)
         except TimeoutError:
-            # It may have been over when the first worker was to give it up.
+            # The timeout may have come after the switch, while the first worker gave the table up.
             placement = self._tables.placement
             if not all(placement.has(target, part) for part in placement.parts(span)):
                 raise TableMoveError(
@@ -189,7 +194,7 @@ class TableMover:
             ) from None
 
     async def _balance(self, there: Mapping[str, Worker], shares: Shares) -> bool:
-        """Divide the tables among these workers; whether that is done: some may have to wait."""
+        """Divide the tables among these workers; returns False if some tables cannot move yet."""
         placement = self._tables.placement
         names = {worker.name for worker in placement.workers}
         if names != there.keys():
@@ -223,8 +228,8 @@ class TableMover:
             return has_split and is_even
 
     async def _split(self, staying: Sequence[Worker]) -> bool:
-        """Split tables over these workers, and put others together, as they should be; whether that
-        is done: some may have to wait.
+        """Split tables that have become large over these workers, and put small ones together
+        again; returns False if some could not be changed yet.
         """
         splitting = self._tables.splitting
         if splitting is None:
@@ -250,8 +255,8 @@ class TableMover:
         return done
 
     def _forget_ended(self) -> None:
-        """Tables that have ended are divided no more."""
-        # Those that ended in history that is kept are still read where they are.
+        """Drop tables that have ended from the division."""
+        # Tables whose end lies in kept history are still read where they are.
         sink = self._tables.sink
         kept = self._tables.catalog.versions.spans(sink.keep_ts or sink.checkpoint_ts())
         self._tables.placement.keep_only({each[0].span for each in kept})
@@ -280,14 +285,16 @@ class TableMover:
             pass
 
     async def _division(self, slack: float) -> "_Division":
-        """Weights as they are now: that they change meanwhile must not move tables to and fro."""
+        """A division by the present weights, which stay fixed for all its moves: weights that
+        change meanwhile would move tables to and fro.
+        """
         traffic = await asyncio.to_thread(self._tables.traffic)
         count = sum(map(len, self._tables.placement.tables().values()))
         placement = self._tables.placement
         return _Division(Balance(weights(count, traffic), slack), placement.is_only_part)
 
     async def _step(self, staying: Sequence[Worker], division: "_Division") -> bool:
-        """One move towards the division among these workers; False: there is none now."""
+        """Make one move towards the division; returns False if no table can or needs to move."""
         async with self._moving:
             tables = self._tables.placement.tables()
             move = await _next(division, tables, staying, self.operators.can_move)
@@ -311,8 +318,8 @@ class TableMover:
     async def _join(self, worker: Worker, shares: Shares) -> None:
         tables = self._tables
         tables.shares[worker] = share = await shares.start(worker)
-        # The whole is no further than its last share, and must not go back to it: it waits where it
-        # is until this one has the barrier of now.
+        # The resolved_ts of the whole is the least of all shares', and must not go back when this
+        # one joins: the whole is held where it is until the new share has reached that.
         with tables.sink.holding() as held_ts:
             while share.resolved_ts() < held_ts:  # noqa: ASYNC110 - reports come on a stream
                 await asyncio.sleep(REPORT_EVERY_S)
@@ -322,13 +329,13 @@ class TableMover:
 
 @dataclass(slots=True)
 class _Division:
-    """Tables are being divided: by weights that stay the same, and each moves once at most."""
+    """One division of the tables, by fixed weights; each table moves at most once in it."""
 
     balance: Balance
     is_only_part: Callable[[Worker, Span], bool]
     """Whether a worker has no other part of the table."""
     moved: set[Span] = field(default_factory=set)
-    """They do not move again, except away from a worker that leaves."""
+    """The tables that have moved: they do not move again, except away from a worker that leaves."""
 
     def next(
         self,
@@ -336,7 +343,7 @@ class _Division:
         staying: Sequence[Worker],
         can_move: Callable[[Span], bool],
     ) -> Move[Worker] | None:
-        """The next step, of those that can move now."""
+        """The next move, among the tables for which `can_move` holds; None: there is none."""
         leaving = {
             span for worker, spans in tables.items() if worker not in staying for span in spans
         }
@@ -353,7 +360,7 @@ async def _next(
     staying: Sequence[Worker],
     can_move: Callable[[Span], bool],
 ) -> Move[Worker] | None:
-    """The next step; of a million tables it takes a second to find."""
+    """The next move. In a thread: with a million tables the search takes a second."""
     return await asyncio.to_thread(division.next, tables, staying, can_move)
 
 

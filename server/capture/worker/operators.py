@@ -1,15 +1,17 @@
 """One move of tables from a worker to another, or one change of how a table is split.
 
-A move has three steps, so that one worker serves a table at any time. The second worker pulls the
-tables from the checkpoint, while the first one serves them. When it is as far as with its other
-tables, the owner asks it from then on. Then the first worker gives them up. What goes wrong before
-the second step changes nothing.
+A move has three steps, so that exactly one worker serves a table at any time:
 
-A table is split, and put together again, by the same steps: several workers may have what is new
-then, and several what was before.
+1. The second worker pulls the tables from the checkpoint, while the first one serves them.
+2. When the second worker has caught up, the owner asks it for the tables from then on.
+3. The first worker drops them.
 
-A table moves only when it had one schema since before the checkpoint: the second worker begins with
-one. One whose schema changes meanwhile stays, and is tried again when that is acknowledged.
+An error before step 2 changes nothing. A table is split, or put together again, by the same steps,
+from several workers to several.
+
+A table moves only if it has had one schema since before the checkpoint, because the second worker
+begins with one schema. If its schema changes during the move, it stays, and the move is tried again
+when readers have acknowledged the change.
 """
 
 import asyncio
@@ -119,7 +121,7 @@ class TableOperators:
             await self._catch_up(tables, target)
             moved = await self._switch(tables, move, source, target)
         except BaseException:
-            # Also when whoever asked waits no more; where the run ends, the share does, too.
+            # Also if the caller has given up waiting. If the run ends, the share ends with it.
             with suppress(TidemarkError):
                 await asyncio.to_thread(target.remove, [*tables], _UNDO_S)
             raise
@@ -139,10 +141,11 @@ class TableOperators:
         return moved
 
     async def reshape(self, whole: Span, shape: Mapping[Span, Worker]) -> bool:
-        """Let a table consist of other parts, or of itself, under the lock; False: it cannot now.
+        """Divide a table into other parts, or put it together, under the lock. `shape` has the
+        worker of each new part. Returns False if the table cannot be changed now.
 
         Raises:
-            TidemarkError: it is what it was.
+            TidemarkError: it could not be done; the table is divided as before.
         """
         placement, sink, shares = self._tables.placement, self._tables.sink, self._tables.shares
         version = self._movable_version(whole)
@@ -154,11 +157,11 @@ class TableOperators:
             if (worker := placement.find(span)) is not None
         }
         if len(before) < len(placement.parts(whole)):
-            return False  # it is only just beginning
+            return False  # the table has only just begun, and is not placed yet
         # A part that stays the same stays where it is.
         after = {span: before.get(span, shares[worker]) for span, worker in shape.items()}
         new = {span: share for span, share in after.items() if span not in before}
-        # Before they are anywhere: a plan over all tables would take their rows twice.
+        # Before any worker has them: otherwise a plan over all tables would count their rows twice.
         sink.expect(new)
         try:
             await gather(
@@ -167,12 +170,13 @@ class TableOperators:
             )
             async with self._tables.changing:
                 self._check_same(whole, version)
-                # The table is as far as all tables at least; what is known of it may be older.
+                # The table's own checkpoint may have been reported before that of all tables, which
+                # it has reached, too.
                 checkpoint_ts = max(sink.checkpoint_ts(), sink.checkpoint_ts(whole))
                 for span, share in new.items():
                     await asyncio.to_thread(share.count, {span: checkpoint_ts})
-                # Where a part that stays is now, which `shape` need not know: it may have moved
-                # since that was thought of.
+                # A part that stays is on its present worker; it may have moved since `shape` was
+                # made.
                 stayed = {
                     span: placement.find(span) or shape[span] for span in before.keys() & after
                 }
@@ -196,11 +200,11 @@ class TableOperators:
     async def _remove_former_spans(
         self, whole: Span, before: Mapping[Span, MovableShare], after: Mapping[Span, MovableShare]
     ) -> None:
-        """Remove the spans that a table consisted of from the workers."""
+        """Remove the table's former parts from their workers."""
         now_s = asyncio.get_running_loop().time()
         self._moved_s |= dict.fromkeys(after, now_s)
         try:
-            # A reader may have acknowledged the table by itself until it went over.
+            # A reader may have acknowledged the former parts until the switch.
             checkpoint_ts = min(
                 (share.checkpoint_ts(span) for span, share in before.items()), default=0
             )
@@ -210,7 +214,7 @@ class TableOperators:
             for span, share in before.items():
                 await asyncio.to_thread(share.remove, [span])
         except TidemarkError as err:
-            # They are asked about it no more: it costs them memory, until their shares end.
+            # Nobody reads them any more: they only take memory until the workers' shares end.
             _log.warning(
                 "what a table consisted of could not be removed",
                 table_id=whole.table_id,
@@ -220,14 +224,15 @@ class TableOperators:
     async def _catch_up(
         self, tables: Mapping[Span, tuple[SourceTable, int]], target: MovableShare
     ) -> None:
-        """Let the second worker pull the tables, until it is as far as with its others.
+        """Let the second worker pull the tables, and wait until they are as far as its other
+        tables.
 
         Raises:
             TableMoveError: it takes too long.
             ChangefeedNotRunningError: the run has ended meanwhile.
         """
         start_ts = self._tables.sink.checkpoint_ts()
-        # What an interrupted move has left there.
+        # An interrupted move may have left them there.
         await asyncio.to_thread(target.remove, [*tables])
         await asyncio.to_thread(target.add, list(tables.values()), start_ts)
         deadline_s = asyncio.get_running_loop().time() + _CATCH_UP_S
@@ -250,7 +255,9 @@ class TableOperators:
         source: MovableShare,
         target: MovableShare,
     ) -> tuple[Span, ...]:
-        """Ask the second worker from now on, for the tables whose schema is still the same."""
+        """Let the second worker serve the tables from now on, except those whose schema has
+        changed; returns the tables that it serves.
+        """
         async with self._tables.changing:
             now = self._movable(tables)
             same = tuple(
@@ -259,7 +266,8 @@ class TableOperators:
             if changed := tables.keys() - {*same}:
                 await asyncio.to_thread(target.remove, [*changed])
             if same:
-                # A table is as far as its share at least; what is known of it may be older.
+                # The table's own checkpoint may have been reported before its share's, which it has
+                # reached, too.
                 share_ts = source.checkpoint_ts()
                 positions = {span: max(share_ts, source.checkpoint_ts(span)) for span in same}
                 await asyncio.to_thread(target.count, positions)
@@ -270,23 +278,23 @@ class TableOperators:
     async def _release(
         self, spans: Sequence[Span], source: MovableShare, target: MovableShare
     ) -> None:
-        """Let the first worker have the tables no more."""
+        """Drop the tables from the first worker."""
         try:
-            # A reader may have acknowledged a table by itself until it went over.
+            # A reader may have acknowledged a table at the first worker until the switch.
             for span in spans:
                 checkpoint_ts = source.checkpoint_ts(span)
                 if checkpoint_ts > target.checkpoint_ts(span):
                     await asyncio.to_thread(target.ack, checkpoint_ts, span)
             await asyncio.to_thread(source.remove, spans)
         except TidemarkError as err:
-            # It is asked about them no more: they cost it memory, until its share ends.
+            # Nobody reads them there any more: they only take memory until its share ends.
             _log.warning("tables that moved could not be removed", error=str(err))
 
 
 def _has_one_schema(versions: Versions, version: Version, checkpoint_ts: int) -> bool:
     """Whether nothing above the checkpoint has a schema other than the newest."""
-    # A table that was created at the checkpoint may still be planned from below it, as a reader may
-    # have yet to come there: only who has had it from its beginning knows that nothing is missing.
+    # A reader that is still below the checkpoint may plan a table that was created at it: only a
+    # worker that has had the table from its beginning can say that no rows are missing.
     return version.from_ts < checkpoint_ts or (
         version.from_ts == checkpoint_ts and not versions.is_new(version)
     )

@@ -1,8 +1,8 @@
 """The captures of the cluster as workers of the owner: each runs shares of changefeeds.
 
-The owner looks at their records every second. A capture gets tables when both of its ports can be
-reached from here, and none once a share of it was lost: then it is left out for a while, twice as
-long each time, so that one that only seems to live does not stop the changefeeds again and again.
+The owner reads their records every second. A capture gets tables if both of its ports can be
+reached from here. Once a share of it was lost, it gets none for a while, each time twice as long:
+otherwise a capture that only seems to live would stop the changefeeds again and again.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ SHARES: Final = "shares"
 _LOOK_EVERY_S: Final = 1.0
 _REACH_S: Final = 2.0
 _KNOWN_S: Final = 3.0
-"""A look takes as long as a capture that cannot be reached, and the metadata's answer."""
+"""How long to wait for the first look: an unreachable capture's timeout and the metadata's answer.
+"""
 _LEFT_OUT_S, _LEFT_OUT_MAX_S = 10.0, 600.0
 
 _log = structlog.get_logger(__name__)
@@ -193,12 +194,12 @@ class Peers:
 
     def refused(self) -> frozenset[str]:
         """The ids of captures that get nothing: they cannot be reached, or have another version."""
-        # Not this one: where its advertised address leads nowhere from here, it still runs logs.
+        # Not this one: even if it cannot reach its own advertised address, it runs logs.
         return frozenset(self._refused) - {self._id}
 
     def leave_out(self, identity: str) -> None:
-        """Let no run that begins from now on have a share on a capture that is being drained: the
-        records that were looked at last may be from before.
+        """Give no share of later runs to a capture that is being drained, although the records that
+        were read last may not say so yet.
         """
         self._leaving.add(identity)
 
@@ -213,7 +214,7 @@ class Peers:
             shutil.rmtree(directory, ignore_errors=True)
 
     async def run(self, records: Callable[[], Awaitable[Sequence[CaptureRecord]]]) -> None:
-        """Look at the captures' `records` until cancelled; there are none while another capture is
+        """Follow the captures' `records` until cancelled; they are empty while another capture is
         the owner.
         """
         try:
@@ -233,7 +234,7 @@ class Peers:
 
     async def _look(self, records: Sequence[CaptureRecord]) -> None:
         own = next((each.version for each in records if each.id == self._id), "")
-        # Without our own record we are no member now, and divide nothing.
+        # Without a record of its own this capture is not a member now, and must divide nothing.
         records = sorted(records, key=lambda each: each.id) if own else []
         reasons = await gather(self._reason_against(record, own) for record in records)
         reached: dict[str, PeerCapture] = {}
@@ -261,7 +262,8 @@ class Peers:
 
     async def _reason_against(self, record: CaptureRecord, own_version: str) -> str:
         """Why a capture can get no tables; empty: it can."""
-        # One that serves is not tried again each second: a loss of its share will tell.
+        # A capture that serves is not probed each second: the loss of a share would show that it is
+        # gone.
         peer = self._reached.get(record.id)
         if peer and peer.record == record and (not peer.was_lost or peer.is_left_out):
             return ""

@@ -1,8 +1,8 @@
 """A share of a changefeed: some of its tables, pulled and served by one worker.
 
-`Share` is what the combined sink asks of it, `WorkerShare` what its owner needs besides: to run it,
-to change its tables, and to move them. It is `RemoteShare` (`remote`) where another process runs
-it, and `LocalShare` (`local_share`) where the owner's own process does.
+`Share` has what the combined sink needs, `MovableShare` what moves need, and `WorkerShare` what the
+owner needs to run it and to change its tables. `RemoteShare` (`remote`) is a share in another
+process, `LocalShare` (`local_share`) one in the owner's own.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class ShareStart:
 
 
 class Share(Protocol):
-    """The tables of one worker; see `server.capture.processor.Sink`. Any thread may ask."""
+    """The tables of one worker; see `server.capture.processor.Sink`. Calls come from any thread."""
 
     @property
     def local_sink(self) -> Sink | None:
@@ -115,8 +115,8 @@ class MovableShare(Share, Protocol):
         ...
 
     def add(self, tables: Sequence[tuple[SourceTable, int]], start_ts: int) -> None:
-        """Pull tables above `start_ts` that another share serves until `count`; each with when its
-        schema came in force.
+        """Pull tables above `start_ts`, each given with the ts of its schema; another share serves
+        them until `count`.
         """
         ...
 
@@ -127,12 +127,12 @@ class MovableShare(Share, Protocol):
         ...
 
     def remove(self, spans: Sequence[Span], timeout_s: float = ...) -> None:
-        """Pull and serve tables no more; those that are not there are no error."""
+        """Drop tables; it is no error if some are not there."""
         ...
 
 
 class WorkerShare(MovableShare, Protocol):
-    """A share as its owner has it."""
+    """A share with what its owner needs to run it."""
 
     @property
     def tables(self) -> dict[Span, SourceTable]:
@@ -171,9 +171,8 @@ class WorkerShare(MovableShare, Protocol):
     async def run(
         self, target_ts: int, moved: Callable[[], None], *, limited: bool = False
     ) -> None:
-        """Run the share until cancelled; `moved` is called when it has got further.
-
-        One that is `limited` gives no rows above what `limit` says.
+        """Run the share until cancelled; `moved` is called when its positions have moved. If
+        `limited`, it gives no rows above the last barrier of `limit`.
 
         Raises:
             TidemarkError: the share's own error, or its worker is gone.
@@ -181,11 +180,11 @@ class WorkerShare(MovableShare, Protocol):
         ...
 
     def change(self, change: TableChange) -> None:
-        """Let a schema change come in force; it has when this returns."""
+        """Bring a schema change in force; blocks until it is."""
         ...
 
     def limit(self, barrier_ts: int) -> None:
-        """Schema changes are known up to `barrier_ts`."""
+        """Allow rows up to `barrier_ts`: all schema changes up to there are known."""
         ...
 
     def dump(self, span: Span, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
