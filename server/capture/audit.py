@@ -56,7 +56,8 @@ class Finding:
         spans = (*self.spans, *(span for span in before.spans if span not in self.spans))
         again = len(self.spans) + len(before.spans) - len(spans)
         ranges = self.ranges + before.ranges - again
-        return replace(self, spans=spans[:_SPANS_MAX], ranges=max(ranges, 1))
+        ts = max(self.ts, before.ts)
+        return replace(self, ts=ts, spans=spans[:_SPANS_MAX], ranges=max(ranges, 1))
 
     def to_json(self) -> bytes:
         """The value of its record."""

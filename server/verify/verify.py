@@ -29,7 +29,7 @@ from server.verify.lake.client import Lake
 from server.verify.progress import LAKE, UPSTREAM, Progress
 from server.verify.spans import KeySpans, Sample
 from server.verify.upstream import Cluster, Upstream, open_upstream
-from storage.meta.meta import Compare, Delete, Meta, Op, Put
+from storage.meta.meta import Compare, Delete, Meta, Put
 
 Choose = Callable[[Lake, LakeCut, Sequence[Table]], Awaitable[Sequence[Table]]]
 """Which of a lake's tables are compared at a cut, with their `spans`."""
@@ -226,23 +226,35 @@ class AuditRecords:
 
     async def save(self, finding: Finding) -> None:
         """Save a finding, merged with the earlier one of the table."""
-        key = keys.audit_finding(self._changefeed, finding.table)
-        pair = await self._meta.get(key)
-        before = None if pair is None else Finding.from_json(pair.value)
-        await self._write(Put(key, finding.with_earlier_spans(before).to_json()))
+        await self._change(finding.table, finding.with_earlier_spans)
 
     async def remove(self, table: str, ts: int) -> None:
         """Remove the finding of a table that was found right at a cut; one of a later cut stays."""
-        key = keys.audit_finding(self._changefeed, table)
-        pair = await self._meta.get(key)
-        if pair is not None and Finding.from_json(pair.value).ts <= ts:
-            await self._write(Delete(key))
+        await self._change(table, lambda before: before if before and before.ts > ts else None)
 
     async def save_on_time(self, time: str) -> None:
         """Save the time, RFC 3339, at which all that was due had been compared."""
-        await self._write(Put(keys.audit(self._changefeed), time.encode()))
+        on_time = Put(keys.audit(self._changefeed), time.encode())
+        await self._meta.txn([self._exists], [on_time])
 
-    async def _write(self, op: Op) -> None:
-        # Not after the changefeed's removal: nobody would ever delete the record.
-        exists = Compare(keys.info(self._changefeed), "version", ">", 0)
-        await self._meta.txn([exists], [op])
+    async def _change(self, table: str, change: Callable[[Finding | None], Finding | None]) -> None:
+        """Put what `change` makes of a table's finding in its place; None: there is none."""
+        key = keys.audit_finding(self._changefeed, table)
+        while True:
+            pair = await self._meta.get(key)
+            before = None if pair is None else Finding.from_json(pair.value)
+            after = change(before)
+            if after == before:
+                return
+            # An audit and somebody's `verify` may both write.
+            is_same = Compare.unchanged(key, 0 if pair is None else pair.mod_revision)
+            op = Delete(key) if after is None else Put(key, after.to_json())
+            if (await self._meta.txn([self._exists, is_same], [op])).succeeded:
+                return
+            if not (await self._meta.txn([self._exists], ())).succeeded:
+                return
+
+    @property
+    def _exists(self) -> Compare:
+        # Nothing is written after the changefeed's removal: nobody would ever delete it.
+        return Compare(keys.info(self._changefeed), "version", ">", 0)

@@ -113,6 +113,28 @@ async def test_a_difference_is_a_warning_with_the_command_that_mends_it_until_it
     await until(lambda: shown(owner) == ("normal", None))
 
 
+async def test_a_finding_that_comes_meanwhile_is_neither_removed_nor_overwritten(
+    owner, meta, monkeypatch
+):
+    records, read = AuditRecords(meta, "feed"), meta.get
+    other = replace(FOUND, ts=2000, spans=((100, 200),))
+    later = iter([other])
+
+    async def read_late(key):
+        pair = await read(key)
+        for finding in later:
+            await AuditRecords(meta, "feed").save(finding)
+        return pair
+
+    monkeypatch.setattr(meta, "get", read_late)
+    await records.save(FOUND)
+    kept = (await records.findings())["bank.accounts"]
+    assert (kept.ts, {*kept.spans}) == (2000, {*FOUND.spans, *other.spans})
+    later = iter([replace(other, ts=3000)])
+    await records.remove("bank.accounts", 2500)
+    assert (await records.findings())["bank.accounts"].ts == 3000
+
+
 async def test_the_jobs_own_error_is_shown_first(owner, meta):
     await AuditRecords(meta, "feed").save(FOUND)
     await until(lambda: shown(owner) == ("warning", "TM:ErrAuditDiffers"))
