@@ -52,6 +52,7 @@ from pyspark_tidemark.progress import document
 EXIT_OK, EXIT_ERROR, EXIT_AGAIN = 0, 1, 75
 _FINISH_S, _FINISH_STEP_S = 30.0, 0.1
 _LOST = "ErrSparkLost"
+_NO_WORKER = "Python worker failed to connect back"
 _INITIALIZING = "Initializing sources"
 """What Spark says of a query whose source has not begun."""
 _ROUND_S = 10.0
@@ -450,6 +451,8 @@ def _query_failure(failed: BaseException | None) -> SourceError:
     # Spark's text goes on with the query's state, of many lines. `tidemark spark` reports the job's
     # last line of text, and a report that says the same as the job's own is not logged once more.
     cause = next((line for line in str(failed).splitlines() if line.strip()), str(failed))
+    if _NO_WORKER in cause:
+        cause += " Spark gives it ten seconds to begin: the machine is too busy, or short of memory"
     return SourceError("ErrQueryFailed", f"Spark ended the query: {cause}", retryable=True)
 
 

@@ -18,7 +18,10 @@ Thread State: RUNNABLE"""
 def test_it_is_the_line_that_the_supervisor_reads_from_the_job_and_reports_too():
     """Two texts of one error were two lines of a capture's log, and counted twice."""
     error = _query_failure(Exception(SPARKS))
-    assert error.message == "Spark ended the query: Python worker failed to connect back."
+    assert error.message == (
+        "Spark ended the query: Python worker failed to connect back. Spark gives it ten seconds to "
+        "begin: the machine is too busy, or short of memory"
+    )
     assert error.retryable
     assert len(str(error).splitlines()) == 1
 
