@@ -1,6 +1,7 @@
 """The changefeeds' service GC safepoints: they protect the history that was not delivered yet.
 
-Only where a changefeed's source keeps its history that way; for others nothing is done.
+They are set for sources whose history the coordinator keeps (`Source.keeps_history`); for others
+every call does nothing.
 
 The safe point is checkpoint_ts - 1, so that a read at checkpoint_ts stays possible.
 Source: TiCDC's gc manager.
@@ -27,7 +28,9 @@ _log = structlog.get_logger(__name__)
 
 
 class ChangefeedSafePoints:
-    """Sets them at the coordinator, of the changefeed `only`; empty: of all."""
+    """Sets and deletes the safepoints at the coordinator. `sweep` is limited to the changefeed
+    `only`, unless that is empty.
+    """
 
     def __init__(self, pd: PdClient, only: str = "") -> None:
         self._pd = pd
@@ -39,18 +42,18 @@ class ChangefeedSafePoints:
         return self._pd.cluster_id
 
     async def protect_creation(self, source: Source, changefeed: str, start_ts: int) -> str:
-        """Keep the history after `start_ts` while the changefeed is being made or resumed; returns
-        the service that does, for `end_creation`.
+        """Protect the history after `start_ts` while the changefeed is created or resumed; returns
+        the id of the service, for `end_creation`.
 
         Raises:
-            StartTsBeforeGcError: some of it may be gone.
-            NotFoundError: a log that nothing at the coordinator holds begins later.
+            StartTsBeforeGcError: GC may have collected some of it.
+            NotFoundError: the log of a source that the coordinator does not protect begins later.
         """
         if not source.keeps_history:
             await source.check_start(start_ts)
             return ""
-        # Where a removal gets no answer, it may be carried out late: each attempt has a service of
-        # its own, which no removal of another one takes.
+        # The deletion of a service may be carried out late, if it got no answer. So each attempt
+        # has a service id of its own, which no deletion for another attempt can hit.
         service = creating_service(changefeed, await self._pd.tso())
         lowest = await self._pd.update_service_gc_safe_point(service, CREATING_TTL_S, start_ts - 1)
         # PD answers the minimum over all services. At or above start_ts it says that ours was
@@ -86,12 +89,12 @@ class ChangefeedSafePoints:
     async def hold(
         self, source: Source, info: ChangefeedInfo, checkpoint_ts: int, *, failed_s: float = 0.0
     ) -> None:
-        """Keep the history after `checkpoint_ts` for a day from now, or from `failed_s` ago,
-        when its lake job failed.
+        """Protect the history after `checkpoint_ts` for 24 hours, which began `failed_s` seconds
+        ago, when the lake job failed (0: now).
 
         Raises:
-            SnapshotLostError: some of it may be gone.
-            GcTtlExceededError: the day is over.
+            SnapshotLostError: GC may have collected some of it.
+            GcTtlExceededError: the 24 hours are over.
         """
         if not source.keeps_history:
             return
@@ -118,11 +121,11 @@ class ChangefeedSafePoints:
             )
 
     async def renew(self, service: str, safe_point: int) -> None:
-        """Renew for a day the safepoint of `service`, for a changefeed whose records cannot be
+        """Renew the safepoint of `service` for 24 hours, for a changefeed whose records cannot be
         read.
 
         Raises:
-            SnapshotLostError: some of it may be gone.
+            SnapshotLostError: GC may have collected some of its history.
         """
         lowest = await self._pd.update_service_gc_safe_point(service, FEED_TTL_S, safe_point)
         if lowest.safe_point > safe_point:
@@ -151,10 +154,10 @@ class ChangefeedSafePoints:
         await self._pd.update_service_gc_safe_point(service, 0, 0)
 
     async def sweep(self, service_ids: Iterable[str], protected: Mapping[str, bool]) -> None:
-        """Delete the services of creations and resumes that a dead owner left;
-        see `left_over_services`.
+        """Delete the services that an owner which died has left of creations and resumes; see
+        `left_over_services`.
         """
-        # Of others this capture does not know what is under way.
+        # Of other changefeeds this capture does not know which creations are under way.
         own = [each for each in service_ids if self._only in ("", feed_of(each))]
         for service_id in left_over_services(own, protected):
             _log.info("safepoint of an interrupted creation is deleted", service_id=service_id)

@@ -4,8 +4,8 @@ It writes the dump's job into the metadata and reads its progress there; the cap
 changefeed carries the job out.
 
 `DumpScope` knows which tables a changefeed has. A name that no table has is refused, or reported: a
-misspelled table would never be read, and a condition under a misspelled name would leave all rows
-in. Patterns with wildcards may match tables that come later.
+misspelled table would never be read, and a condition for a misspelled table would never be applied.
+Patterns with wildcards may match tables that come later.
 """
 
 import glob
@@ -71,8 +71,8 @@ class DumpScope:
     keyless: frozenset[str] = frozenset()
     """Its tables that have no key, of which only changes are known (MySQL)."""
     awaited: tuple[str, ...] = ()
-    """The filter of one that does not run: it may have stopped at the statement that brings a
-    table.
+    """The filter of a changefeed that does not run: it may have stopped before the statement that
+    creates a table, so names that the filter takes are allowed.
     """
     stopped_by: str = ""
     """Why it does not run."""
@@ -195,7 +195,7 @@ class DumpService:
     async def StartDump(
         self, request: pb.StartDumpRequest, context: Context
     ) -> pb.StartDumpResponse:
-        """Ask for a dump; one that is over is done anew."""
+        """Start a dump; one that is over is started anew."""
         del context
         scope = await self._scope(request.changefeed_id)
         records = DumpRecords(self._meta, request.changefeed_id)

@@ -1,13 +1,12 @@
-"""The shares of several worker processes as one sink: `CombinedSink` is the one sink of a
-changefeed's readers.
+"""The shares of several workers as one sink: readers of a changefeed use a `CombinedSink`.
 
-A changefeed whose only share runs in this process asks its sink as if there were no shares.
+If the only share runs in this process, calls go right to its sink.
 
-Invariant: what is answered here is what one sink manager with all tables would answer, at some
-moment not long ago: a share's positions are known a little late, and positions only move forward.
-So resolved_ts is the least of the shares', a cut is chosen over the rows of all, and an
-acknowledgement goes to all. A table that is split (docs/design/0037) is asked of the shares that
-have its parts, and answered as a whole (`merging`).
+Invariant: every answer is what one sink manager with all tables would have answered a moment ago.
+The owner learns positions a little late, and they only move forward. So resolved_ts is the least of
+the shares', a cut is chosen over the rows of all shares, and an acknowledgement goes to all of
+them. A split table (docs/design/0037) is read from the shares that have its parts, and put together
+here (`merging`).
 """
 
 import itertools
@@ -83,7 +82,7 @@ class _Layout:
         return replace(self, unasked=self.unasked | {*spans} - self.owners.keys())
 
     def reshaped(self, whole: Span, shape: Mapping[Span, Share]) -> "_Layout":
-        """The table consists of these now."""
+        """The layout in which `whole` consists of the spans of `shape`."""
         before = self.of(whole)
         owners = {span: share for span, share in self.owners.items() if span not in before}
         parts = {span: each for span, each in self.parts.items() if span != whole}
@@ -111,18 +110,18 @@ class CombinedSink:
         self.keep_ts = 0
         """Acknowledged rows above it are kept; 0: none are kept."""
         self._held_ts = MAX_TS
-        """The upper bound of the whole changefeed while a share joins."""
+        """The bound of the whole changefeed's resolved_ts while a share joins."""
         self._gone_ts = 0
-        """Tables of shares that are gone had rows at or below it."""
+        """No table that ended on a share which has left has rows above it."""
 
     def adopt(self, span: Span, share: Share) -> None:
-        """A table has begun."""
+        """Read a table that has begun from `share`."""
         self._layout = replace(self._layout, owners={**self._layout.owners, span: share})
 
     @contextmanager
     def holding(self) -> Iterator[int]:
-        """Let the whole go no further than it is, which is given, for the block: a share that joins
-        must not take it back.
+        """Hold the resolved_ts of the whole where it is during the block, and yield it: a share
+        that joins below it would take it back.
         """
         self._held_ts = held_ts = self.resolved_ts()
         try:
@@ -132,15 +131,17 @@ class CombinedSink:
             self.notify()
 
     def join(self, share: Share) -> None:
-        """One more share, which has no tables yet, and is as far as the whole (`holding`)."""
+        """Add a share without tables, which is as far as the whole is held (`holding`)."""
         self._shares = [*self._shares, share]
 
     def leave(self, share: Share, gone_ts: int = 0) -> None:
-        """A share that has no tables any more; those that ended there did at or below `gone_ts`."""
-        # First: a plan that finds the share gone must find this.
+        """Remove a share that has no tables any more; those that ended on it did so at or below
+        `gone_ts`.
+        """
+        # Set first: a plan that no longer finds the share must find this ts.
         self._gone_ts = max(self._gone_ts, gone_ts)
         self._shares = [each for each in self._shares if each is not share]
-        # Whoever plans over all shares asks once more: this one may end meanwhile.
+        # A plan over all shares that is under way is made again, as this share may end during it.
         self._moves += 1
         self.notify()
 
@@ -148,14 +149,14 @@ class CombinedSink:
         """Read the tables from that share from now on; both shares have them, and both
         count them.
         """
-        # Another layout: a plan under way must ask one share of each table, by the one of before or
-        # of after. By that of before it sees that there was a move, and is made again.
+        # The layout is replaced as a whole: a plan under way must ask exactly one share for each
+        # table. A plan by the former layout sees that `_moves` has changed, and is made again.
         owners = {**self._layout.owners, **dict.fromkeys(spans, share)}
         self._layout = replace(self._layout, owners=owners)
         self._moves += 1
 
     def expect(self, spans: Iterable[Span]) -> None:
-        """Note that shares will get these spans; they are not read until `reshape`."""
+        """Do not read these spans, which shares are about to get, until `reshape`."""
         self._layout = self._layout.expecting(spans)
 
     def reshape(self, whole: Span, shape: Mapping[Span, Share]) -> None:
@@ -166,14 +167,12 @@ class CombinedSink:
         self._moves += 1
 
     def is_with(self, share: Share, span: Span) -> bool:
-        """Whether the share answers for a table, or for a part of it; also for tables that have
-        ended.
-        """
+        """Whether the share serves a table or a part of it; also true of tables that have ended."""
         layout = self._layout
         return any(layout.owners.get(part) is share for part in layout.of(span))
 
     def notify(self) -> None:
-        """A share has moved: look again."""
+        """Wake those who wait for a resolved_ts, since a share has moved."""
         with self._moved:
             self._moved.notify_all()
 

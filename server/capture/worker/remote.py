@@ -1,15 +1,14 @@
-"""A worker's share of a running changefeed, seen from the owner: the status it reports,
-and calls for the rest.
+"""A share of a changefeed in another process: the owner reads its positions from the status that
+the worker reports, and calls the worker for everything else.
 
-The share lives exactly as long as the stream of `run`: a worker whose owner goes away ends it, an
-owner whose worker goes away gets WorkerLostError. Rows come over Flight, everything else over gRPC;
-every call has a deadline.
+The share lives exactly as long as the stream of `run`: if the owner goes away, the worker ends the
+share; if the worker goes away, the owner gets WorkerLostError. Rows come over Flight, everything
+else over gRPC; every call has a deadline.
 
-What is asked often (positions, statistics) is answered from the `ShareStatus`, which holds what the
-worker last reported. Positions in it only move forward: a report that was overtaken by the answer
-of an acknowledgement changes nothing back. Only a table that comes from another share takes the
-share's checkpoint_ts back: the share may have been further than that table. A worker's errors
-arrive with their own code and kind.
+`ShareStatus` has the positions and statistics of the worker's last report. Positions only move
+forward, so a report that arrives after the answer to a later acknowledgement changes nothing. There
+is one exception: a table that comes from another share may take the share's checkpoint_ts back,
+since the share may have been further than that table. A worker's errors keep their code and kind.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ from storage.model.span import Span
 T = TypeVar("T")
 RUN_METADATA = "tidemark-run"
 SILENCE_S = 60.0
-"""A worker reports every second; one that is silent for so long is given up."""
+"""A worker reports every second; after this long a silent one is given up."""
 _STOP_S = 30.0
 _PEER_STOP_S = 3.0
 """How long to wait for a capture to stop a share; a share that runs on does no harm."""
@@ -147,16 +146,17 @@ class ShareStatus:
 
     async def take(self, message: pb.ShareProgress) -> None:
         """Take a report of the worker on the event loop, in steps."""
-        # The keys of the first report stay; the positions are numbers, which are frozen with them
-        # and freed as ever.
+        # The spans of the first report stay for the share's whole life, so the garbage collector
+        # need not look at them.
         with long_lived.building_tables(0 if self._spans else len(message.spans)):
             for _ in self.absorb_in_steps(message):
                 await asyncio.sleep(0)
 
     def absorb_in_steps(self, message: pb.ShareProgress) -> Iterator[None]:
         """Take a report in steps of a few milliseconds: it may be of a hundred thousand tables."""
-        # Before the checkpoint_ts: whoever sees a checkpoint must see the ends of pullers before
-        # it. And tables before the share: it is no further than any of them.
+        # The order of updates matters to other threads. The ends of pullers come before the
+        # checkpoint_ts, which they explain; tables come before the share, which is never further
+        # than one of them.
         self.ended(message.ends)
         for number, progress in enumerate(message.spans, 1):
             if number % _STEP_TABLES == 0:
@@ -184,7 +184,9 @@ class ShareStatus:
         )
 
     def acknowledged(self, checkpoint_ts: int, counts: int = 0) -> None:
-        """The share's checkpoint_ts is at least that, if no table was counted in after `counts`."""
+        """Raise the share's checkpoint_ts to that, unless a table was counted in after the report,
+        as its number `counts` says.
+        """
         with self._lock:
             if counts > self._counts:
                 self._counts, self.checkpoint_ts = counts, checkpoint_ts
@@ -199,7 +201,7 @@ class ShareStatus:
             self.ends = max(self.ends, ends)
 
     def removed(self, span: Span) -> None:
-        """The share has the table no more: if it comes again, it begins anew."""
+        """Forget a table that the share has dropped; if it comes again, it begins anew."""
         self._spans.pop(span, None)
 
     def table(self, span: Span) -> tuple[int, int]:
@@ -276,7 +278,7 @@ class RemoteShare:
     ) -> None:
         """Run the share until cancelled; `moved` is called at each report of it.
 
-        One that is `limited` gives no rows above what `limit` says.
+        If `limited`, it gives no rows above the last barrier of `limit`.
 
         Raises:
             TidemarkError: the share's own error.
@@ -294,8 +296,8 @@ class RemoteShare:
                     self._worker.lost()
                 raise error from err
             except TimeoutError as err:
-                # It may hang, and wake up later: a worker process is killed, another capture is
-                # left out for a while.
+                # The worker may hang and wake up later: a process of our own is killed, another
+                # capture gets no shares for a while.
                 self._worker.kill()
                 raise lost(self._worker.name) from err
             finally:
@@ -328,7 +330,7 @@ class RemoteShare:
             moved()
 
     async def _stop(self, stub: Any) -> None:
-        """Wait until nothing of the share is left; a worker that is gone has nothing."""
+        """Stop the share, and wait until the worker has deleted it, if the worker still answers."""
         try:
             request = pb.StopRequest(changefeed=self._changefeed)
             limit_s = _STOP_S if self._worker.comes_back else _PEER_STOP_S
@@ -337,7 +339,7 @@ class RemoteShare:
             return
 
     def change(self, change: TableChange) -> None:
-        """Let a schema change come in force; it has when this returns."""
+        """Bring a schema change in force; blocks until it is."""
         request = pb.ChangeShareRequest(
             changefeed=self._changefeed, change=wire.change_message(change)
         )
@@ -346,7 +348,7 @@ class RemoteShare:
         self._ask(lambda stub: stub.ChangeShare(request, timeout=_CALL_S, metadata=self._run))
 
     def limit(self, barrier_ts: int) -> None:
-        """Schema changes are known up to `barrier_ts`."""
+        """Allow rows up to `barrier_ts`: all schema changes up to there are known."""
         request = pb.LimitShareRequest(changefeed=self._changefeed, barrier_ts=barrier_ts)
         self._ask(lambda stub: stub.LimitShare(request, timeout=_CALL_S, metadata=self._run))
 
@@ -424,8 +426,8 @@ class RemoteShare:
         return self.status.kept_ts
 
     def add(self, tables: Sequence[tuple[SourceTable, int]], start_ts: int) -> None:
-        """Pull tables above `start_ts` that another share serves until `count`; each with when its
-        schema came in force.
+        """Pull tables above `start_ts`, each given with the ts of its schema; another share serves
+        them until `count`.
         """
         for table, from_ts in tables:
             self._note([table], from_ts)
@@ -454,11 +456,12 @@ class RemoteShare:
         answer = self._ask(
             lambda stub: stub.CountTables(request, timeout=_MOVE_S, metadata=self._run)
         )
-        # Known before the other share gives the tables up: until then that one holds all back.
+        # Noted before the former share drops the tables: its own position limits the whole until
+        # then.
         self.status.acknowledged(answer.checkpoint_ts, answer.counts)
 
     def remove(self, spans: Sequence[Span], timeout_s: float = _MOVE_S) -> None:
-        """Pull and serve tables no more; those that are not there are no error."""
+        """Drop tables; it is no error if some are not there."""
         request = pb.RemoveTablesRequest(
             changefeed=self._changefeed, spans=map(wire.span_message, spans)
         )

@@ -1,11 +1,11 @@
 """The dump of tables of the cluster itself: chunks are snapshots at a timestamp of their own,
 so no windows are needed.
 
-A chunk is read at a fresh timestamp S, while its table's resolved_ts is held below S (`holds.py`),
-and comes as updates at commit_ts S. The feed brings what is at or below S in front of it, and what
-is above S behind it. Invariants:
-1. What is counted of a chunk was in the sorter before its table was resolved up to S; all else is
-   read again.
+A chunk is read at a fresh timestamp S, while its table's resolved_ts is held below S (`holds.py`).
+Its rows are added as updates at commit_ts S, so they come after the change feed's rows up to S and
+before those above S. Invariants:
+1. A chunk counts only if its rows were in the sorter before its table was resolved up to S;
+   otherwise it is read again.
 2. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`);
    when it is pulled anew, its rows may be lost with the puller, so nothing ahead of the checkpoint
    counts any more.
@@ -36,7 +36,7 @@ _IDLE_S: Final = 1.0
 _LOOK_S: Final = 0.3
 _GONE_S: Final = 10.0
 _LAG_MS: Final = 10_000
-"""A table whose changes are this far behind is not read from, as that would only make it later."""
+"""A table whose changes lag more than this is not read, as reading would delay them further."""
 EVERY_TABLE: Final = 0
 """The table id of what versions before this one said of all tables:
 that workers do not dump them.
@@ -79,7 +79,7 @@ class ClusterDump:
         return nullcontext()
 
     def all_dumps(self) -> Collection[TableDump]:
-        """See `server.dump.job.Dumps`; what was lost by now is in none of them."""
+        """See `server.dump.job.Dumps`; without the progress that was lost with a puller."""
         self._forget_lost(self._chunks.tables())
         return self._dumps.values()
 

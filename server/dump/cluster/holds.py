@@ -1,17 +1,16 @@
-"""Holds that insert a chunk among a table's changes: its resolved_ts is held below the chunk's ts
-until the chunk was added.
+"""Holds, which insert a chunk among a table's changes: they keep the table's resolved_ts below the
+chunk's ts until the chunk is added.
 
     hold → a fresh timestamp S → hold_below(S) → the chunk is read at S → add_held
 
-Nothing that was promised is taken back: where the table was resolved before `hold`, it stays, and S
-must be above. Invariants:
-1. Between `hold_below(S)` and the end of the hold, the table is resolved to S - 1 at most.
-2. What the puller has promised meanwhile is passed on when the hold ends, so nothing waits for the
-   next promise.
-3. Of a log that brings all tables each can be held by itself (`HoldableLogRows`). While a schema
-   change comes in force no round is under way: the change resolves tables that end up to its own
-   commit_ts, which may be above a chunk's; so it waits for the chunk, and the next round finds the
-   tables after it.
+A hold never takes a resolved_ts back, so S must be above the ts up to which the table is resolved.
+Invariants:
+1. Between `hold_below(S)` and the end of the hold, the table is resolved up to S - 1 at most.
+2. When the hold ends, the table is resolved up to what its puller has promised meanwhile, without
+   waiting for the next promise.
+3. Of a log that brings all tables, each table can be held by itself (`HoldableLogRows`). A schema
+   change waits until no round is under way: it resolves tables that end up to its own commit_ts,
+   which may be above a chunk's. The next round finds the tables as they are after the change.
 """
 
 import asyncio
@@ -45,7 +44,7 @@ class HoldableRows:
         self.executor = rows.executor
         self.open_transactions = rows.open_transactions
         self.resolved_ts = start_ts
-        """The ts up to which changes were passed on."""
+        """The ts up to which the table is resolved in the sorter."""
         self._span = span
         self._rows = rows
         self._lock = threading.Lock()
@@ -57,7 +56,7 @@ class HoldableRows:
         self._rows.add(span, batch)
 
     def resolve(self, span: Span, ts: int) -> None:
-        """See `Rows.resolve`; above a hold it is kept until that ends."""
+        """See `Rows.resolve`; a ts above a hold takes effect when the hold ends."""
         assert span == self._span, "the rows of one table"
         with self._lock:
             self._promised = max(self._promised, ts)
@@ -69,17 +68,17 @@ class HoldableRows:
         return self._promised
 
     def hold(self) -> None:
-        """Resolve the table no further."""
+        """Keep the table's resolved_ts where it is."""
         with self._lock:
             self._limit = self.resolved_ts
 
     def hold_below(self, ts: int) -> None:
-        """Resolve it up to `ts` - 1 at most, from now on.
+        """Resolve the table up to `ts` - 1 at most, from now on.
 
         Raises:
-            HoldLateError: it is further already.
+            HoldLateError: it is resolved up to `ts` or further already.
         """
-        # What was passed on is promised: nothing at or below it may be added any more.
+        # Below the resolved_ts nothing may be added any more, so a later hold would be too late.
         with self._lock:
             if ts <= self.resolved_ts:
                 raise HoldLateError(
@@ -92,8 +91,8 @@ class HoldableRows:
         """Add the chunk of the hold and end the hold; if a batch cannot be added, the
         hold stays.
         """
-        # Added before the hold ends: behind a resolved_ts at or above S the sorter takes no row of
-        # S any more.
+        # Added before the hold ends: once the table is resolved up to S, the sorter refuses rows
+        # at S.
         for batch in batches:
             self._rows.add(self._span, batch)
         self.let_go()
@@ -118,7 +117,7 @@ class HoldableTable:
     table: SourceTable
     rows: HoldableRows
     generation: int
-    """No other one of this process has it."""
+    """Unique within the process: a table that is pulled again has another one."""
     rounds: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One hold at a time."""
 
@@ -144,7 +143,7 @@ class PulledTables:
 
     @contextmanager
     def pulled(self, table: SourceTable, rows: HoldableRows) -> Iterator[None]:
-        """Know of the table for the block."""
+        """List the table during the block."""
         self.begin(table, rows)
         try:
             yield

@@ -1,10 +1,10 @@
 """The plan for reading a table of the cluster: its ranges, an estimate of the remaining rows, and
 the number of rows of a chunk. Pure.
 
-Ranges are read by several readers at a time. Their bounds are any bytes: what is a bad bound is a
-slow dump, never a wrong one. Where the table has several regions, which are about as large as one
-another, ranges end where regions do; else, and within regions, keys are taken as numbers and split
-in equal steps.
+Several readers read the ranges at the same time. Bounds may be any bytes: bad bounds make a dump
+slow, but never wrong. If the table has several regions, which are about equally large, ranges end
+where regions do. Within a region, or if there is one only, keys are taken as numbers and split in
+equal steps.
 """
 
 import bisect

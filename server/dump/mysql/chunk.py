@@ -48,8 +48,8 @@ _COMES_AS: Final = {
     **dict.fromkeys((Type.TIMESTAMP, Type.TIMESTAMP2), int(Type.TIMESTAMP)),
     **dict.fromkeys((Type.TIME, Type.TIME2), int(Type.TIME)),
 }
-"""The type that a server gives the values of a column in a result, as `selected`; all others are
-some kind of bytes.
+"""The protocol's type of a column's values in a result (of the SQL of `selected`), by the column's
+type; all others are some kind of bytes.
 """
 # The first chunk is small: rows of 16 MiB exist, and how large a table's are is known only when
 # some are read.
@@ -57,8 +57,8 @@ _ROWS_FIRST, _ROWS_MAX = 64, 65_536
 _TARGET_S = 0.25
 TARGET_BYTES = 512 << 10
 _SHOWN_AS_TEXT: Final = frozenset({4, 16})
-"""The sizes of MariaDB's INET4, and of UUID and INET6,
-which a log tells as BINARY and a SELECT gives as text.
+"""The sizes of MariaDB's INET4, and of UUID and INET6: the log has them as BINARY, a SELECT gives
+them as text.
 """
 
 
@@ -85,13 +85,13 @@ class ChunkQuery:
     so rows keep their shape.
     """
     by_bytes: frozenset[str] = frozenset()
-    """Key columns whose values the server does not compare as its index orders them: slow,
-    as no index has bytes.
+    """Key columns that are compared and ordered by their bytes, as the server compares their values
+    in another order than its index has. That is slow, because no index orders bytes.
     """
 
     def sql(self, *, after: bool, until: bool) -> str:
-        """The query, for a cursor to begin behind, for a last key, or for neither;
-        the limit is its last parameter.
+        """The SELECT of a chunk. `after`: it begins behind a cursor; `until`: it ends at a last
+        key. The limit is its last parameter.
         """
         columns = [
             "NULL" if each.name in self.left_out else selected(each) for each in self.table.columns
@@ -111,10 +111,10 @@ class ChunkQuery:
         return " ".join([table, "WHERE", " AND ".join(conditions)]) if conditions else table
 
     def check(self, kinds: Sequence[int]) -> None:
-        """Compare the types of a result with those of the table.
+        """Compare the types of a result's columns with those of the table.
 
         Raises:
-            TableDiffersError: its rows are not to be read as those of this table.
+            TableDiffersError: a column has another type, so rows cannot be decoded as this table's.
         """
         for column, kind in zip(self.table.columns, kinds, strict=True):
             comes_as = kind if kind in _COMES_AS.values() else _BLOB
@@ -122,7 +122,7 @@ class ChunkQuery:
                 raise self.differs(column.name)
 
     def differs(self, column: str) -> TableDiffersError:
-        """The error for a column that is another one at the server."""
+        """The error for a column whose type on the server is another one than in the log."""
         return TableDiffersError(
             f"column {column} of {self.schema}.{self.table.name} is another one on the server than "
             "the log has told so far"
@@ -174,17 +174,17 @@ class ChunkSize:
     rows: int = _ROWS_FIRST
 
     def took(self, rows: int, size_bytes: int, seconds: float) -> None:
-        """A chunk of so many rows took so long."""
+        """Adapt the size, by the cost of the last chunk."""
         if rows == 0:
             return
-        # A slow server gets no faster with smaller chunks: time alone never takes a chunk below the
-        # size of the first one.
+        # A slow server does not get faster by smaller chunks, so time alone never reduces a chunk
+        # below the first size.
         in_time = max(rows * _TARGET_S / max(seconds, 1e-4), _ROWS_FIRST)
         target_rows = min(in_time, rows * TARGET_BYTES / max(size_bytes, 1))
         self.rows = int(min(max(target_rows, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))
 
     def halve(self) -> None:
-        """A chunk was lost: to too many keys in its window, or to a fault."""
+        """Halve the size after a lost chunk: its window had too many changes, or a read failed."""
         self.rows = max(self.rows // 2, 1)
 
 
@@ -216,8 +216,8 @@ def last_row(rows: pa.Array) -> bytes:
 
 
 def _beyond(key: Sequence[tuple[str, str]], strict: str, last: str) -> str:
-    """Keys on one side of a cursor, the one with it, too, if `last` takes it:
-    an index finds its first column.
+    """The condition for keys on one side of a cursor; `last` is `strict`, or also allows the
+    cursor's own key. The server can use an index for the first key column.
     """
     # Not `(a, b) > (?, ?)`: MySQL's optimizer reads a row comparison without the index's range. The
     # first column alone, with `>=`, gives it one.

@@ -7,10 +7,10 @@ the pace and memory is bounded. Invariants:
 1. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`).
 2. A table that cannot be read stops, with what the server said; the others go on. None is left out
    silently.
-It begins and ends with the puller of the log (`server.dump.puller`), and gives way to it
-(`server.dump.mysql.pace`). While a round reads, Python's threads take turns more often
-(`GilInterval`): with the default of 5 ms a thread that reads chunks would hold up the log's thread
-for so long at each batch.
+It starts and ends with the puller of the log (`server.dump.puller`), and slows down when the log
+lags (`server.dump.mysql.pace`). While a round reads, Python's threads switch more often
+(`GilInterval`): with the default of 5 ms a thread that reads chunks would delay the log's thread by
+as much at each batch.
 """
 
 import asyncio

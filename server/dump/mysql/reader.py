@@ -1,9 +1,9 @@
-"""Reads of a dump at the server: watermarks, plans, chunks; blocking,
-each reader in a thread of its own.
+"""What a dump reads and writes at the server: watermarks, plans and chunks. Calls block, each
+reader in a thread of its own.
 
-All are sessions with one server, as a chunk shows what is before a watermark only where that was
-written. `ServerThreads` is that server as the event loop asks it: connected when it is first
-needed, each call in a thread.
+All sessions are with one server: only the server on which a watermark was written is sure to show
+everything before it. `ServerThreads` makes these calls for the event loop, each in a thread, and
+connects when it is first needed.
 """
 
 import asyncio
@@ -66,9 +66,7 @@ class ReadChunk:
 
 
 class Server:
-    """The sessions of a dump: one that writes watermarks and looks things up,
-    and one for each reader.
-    """
+    """The sessions of a dump: one for watermarks and look-ups, and one for each reader."""
 
     def __init__(self, changefeed: str, options: MySqlOptions) -> None:
         """Log in; raises as `log_in`, and as `watermarks.prepare`."""
@@ -106,8 +104,8 @@ class Server:
         if where:
             rows = self._matching(query, rows)
 
-        # Only integers are split: of other keys nobody but the server knows the order, and steps
-        # between two of them.
+        # Only integer keys are split: only the server knows the order of other keys, and we cannot
+        # compute values between two of them.
         key = [query.table.columns[place] for place in query.table.key_places]
         if rows < SPLIT_ROWS_MIN or len(key) != 1 or key[0].type not in INTEGERS:
             return query, (Range(),), rows
@@ -126,8 +124,8 @@ class Server:
             return chunk_query(self._session, table, where)
 
     def _matching(self, query: ChunkQuery, rows: int) -> int:
-        """About how many rows the condition takes, as the server's optimizer thinks;
-        of a refused one all.
+        """The optimizer's estimate of how many rows meet the condition; all rows, if the server
+        refuses the condition (the first chunk then reports that).
         """
         with self._asking, suppress(InvalidError):
             estimate = self._session.named(
@@ -149,8 +147,8 @@ class Server:
         """
         if self._idle:
             return self._idle.pop()
-        # The same address as the first session's: another server of the source may not have the
-        # watermark yet, and a chunk from there would miss changes.
+        # At the first session's address: another server of the source may not have the watermark
+        # yet, and its chunks would miss changes.
         try:
             session = log_in_to(self._session.address, self._options)
         except InvalidError as err:
@@ -193,7 +191,7 @@ class ChunkReader:
         statement = self._statement(sql)
         rows = statement.rows(query.parameters(part, limit))
         query.check(statement.types)
-        # Fewer rows than the limit: the range has ended, also if the last query found none.
+        # Fewer rows than the limit mean that the range has ended.
         count = len(rows)
         last = query.cursor(last_row(rows)) if count else None
         read = ChunkRead(pick.place, pick.epoch, last, count < limit, count, rows.nbytes, verify)
@@ -256,8 +254,8 @@ def chunk_query(session: Session, table: SourceTable, where: str = "") -> ChunkQ
             current = now[column.name]
             differs = current is None or not shows(current, column)
         else:
-            # Servers hide columns (my_row_id); one that is gone is refused in the SELECT. But text
-            # is compared by its collation.
+            # A hidden column (my_row_id) is not listed, and a dropped one makes the SELECT fail, so
+            # nothing is lost. But a text key needs the collation, which is not known then.
             differs = column.is_text and place in whole.key_places
         if differs:
             raise query.differs(column.name)

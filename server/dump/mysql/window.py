@@ -7,17 +7,18 @@ and what changed meanwhile.
 A chunk shows every change before the low watermark in the log, and none after the high one. Rows
 that the log changes in between may be older or newer than that change, so the log's are taken; the
 others are as of the high watermark, and come with its commit_ts. Invariants:
-1. A row of a chunk is given at most once, and only if the log, low to high, has no image with
-   exactly its key.
-2. A chunk is given only if its table has the columns at the high watermark with which it was read.
-3. A chunk that was checked is given only if each row that the log, low to high, did not change is
-   the server's.
-4. A chunk is given only if it shows all XA transactions that the log has committed before the low
-   watermark. Servers log `XA COMMIT` first and commit then, in no order with others (seen with
-   MariaDB 10.11): what the server still calls prepared behind the low watermark, and the log had
-   committed in front of it, may not be shown.
-5. Watermarks that are not of a round under way (of another process, of one that was given up)
-   change nothing.
+1. A row of a chunk is added at most once, and only if the log has no image with exactly its key
+   between the two watermarks.
+2. A chunk counts only if its table still has, at the high watermark, the columns with which it was
+   read.
+3. A checked chunk counts only if each of its rows that the log did not change between the
+   watermarks is the server's.
+4. A chunk counts only if it shows all XA transactions that the log has committed before the low
+   watermark. Servers log `XA COMMIT` first and commit afterwards, in any order (seen on MariaDB
+   10.11). So a transaction that the log has committed before the low watermark, and that the server
+   still lists as prepared after it, may be missing in the chunk.
+5. Watermarks of no round under way (of another process, or of a round that was given up) change
+   nothing.
 Pure; called in the order of the log, by one thread at a time.
 """
 
@@ -36,7 +37,7 @@ from storage.model.event import snapshot_rows
 LOW: Final = 1
 HIGH: Final = 2
 CHANGED_BYTES_MAX: Final = 128 << 20
-"""More keys than these in one window, and its chunks are read again, smaller."""
+"""If the keys changed in one window take more bytes, its chunks are read again, smaller."""
 _XA_MAX: Final = 4096
 """The number of recent XA commits to remember: more than a server has sessions."""
 
@@ -106,11 +107,11 @@ class Windows:
         return len(self._rounds)
 
     def version(self, table_id: int) -> int:
-        """Counts the changes of a table that the log has passed."""
+        """The number of schema changes of the table that the log has passed."""
         return self._versions.get(table_id, 0)
 
     def begin(self, low: str, high: str, tables: Collection[int]) -> None:
-        """A round is about to write its low watermark, then to read from these tables."""
+        """Begin a round: its low watermark is written next, then these tables are read."""
         self._rounds.append(_Round(low, high, frozenset(tables)))
 
     def fill(
@@ -126,11 +127,11 @@ class Windows:
                 each.chunks, each.xa_prepared = chunks, xa_prepared
 
     def give_up(self, high: str) -> None:
-        """Give a round up, whatever of it was, or will be, written."""
+        """Forget a round, whichever of its watermarks were written or still will be."""
         self._rounds = deque(each for each in self._rounds if each.high != high)
 
     def changed(self, table_id: int, keys: pa.Array) -> None:
-        """The keys of images that the log has passed."""
+        """Note the keys of row images that the log has passed."""
         for each in self._rounds:
             if each.is_open and table_id in each.tables and not each.overflown:
                 each.changed.setdefault(table_id, []).append(keys)
@@ -141,11 +142,9 @@ class Windows:
                     each.changed.clear()
 
     def xa_moved(self, xid: str, *, waits: bool) -> None:
-        """The log has passed an XA transaction's PREPARE (it waits for its commit) or its
-        COMMIT.
-        """
-        # Popped first, so that a xid that is used again counts as the newest: the oldest are
-        # dropped.
+        """Note that the log has passed an XA transaction's PREPARE (`waits`) or its COMMIT."""
+        # Popped first, so that an xid that is used again becomes the newest entry: the oldest ones
+        # are dropped.
         self._xa_committed.pop(xid, None)
         if not waits:
             self._xa_commits += 1
@@ -154,8 +153,8 @@ class Windows:
                 del self._xa_committed[next(iter(self._xa_committed))]
 
     def table_changed(self, table_id: int) -> None:
-        """The log has passed a change of the table's columns, or its end,
-        or all its rows went at once.
+        """Note that the log has passed a change of the table's columns, its drop, or its
+        truncation.
         """
         self._versions[table_id] = self.version(table_id) + 1
 
@@ -164,7 +163,7 @@ class Windows:
         return any(each.high == unique_identifier for each in self._rounds)
 
     def watermark(self, unique_identifier: str, kind: int, commit_ts: int) -> list[Closed]:
-        """The log has passed a watermark: the chunks whose window it closes."""
+        """Note a watermark that the log has passed; returns the chunks whose window it closes."""
         if kind == LOW:
             for each in self._rounds:
                 if each.low == unique_identifier:
@@ -173,8 +172,8 @@ class Windows:
         if kind != HIGH or not self.ends(unique_identifier):
             return []
         lost: list[Closed] = []
-        # Rounds come in the order of their watermarks. One in front of this whose high watermark
-        # has not come was given up, or never written: its chunks are read again.
+        # The log has the watermarks in the order of the rounds. An earlier round whose high
+        # watermark has not come was given up, or never wrote it: its chunks are read again.
         while (first := self._rounds.popleft()).high != unique_identifier:
             lost += [Closed(chunk, None) for chunk in first.chunks]
         self._look_at_xa(first)
@@ -182,14 +181,15 @@ class Windows:
 
     def _look_at_xa(self, closed: _Round) -> None:
         self.xa_unfinished = closed.xa_prepared & closed.xa_committed.keys()
-        # The others have ended at the server: who is prepared under their xids later is another.
+        # The others have ended at the server: a transaction that is prepared under one of their
+        # xids later is a new one.
         for xid in closed.xa_committed.keys() - closed.xa_prepared:
             if self._xa_committed.get(xid) == closed.xa_committed[xid]:
                 del self._xa_committed[xid]
 
     def _closed(self, closed: _Round, chunk: Chunk, commit_ts: int) -> Closed:
-        # Read again: the log did not show the low watermark, or more keys than fit into memory, or
-        # the table is another one since.
+        # The chunk does not count: the log did not show the low watermark, or had more changed keys
+        # than fit into memory, or has changed the table.
         if not closed.is_open or closed.overflown or chunk.version != self.version(chunk.table_id):
             return Closed(chunk, None)
         # Committed in the log before the low watermark, prepared at the server behind it: see
