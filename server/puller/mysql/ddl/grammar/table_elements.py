@@ -43,6 +43,7 @@ class KeyReader(TokenReader):
         """A key or constraint; None: what comes is none."""
         begin, name = self.at, ""
         named = self.skip("CONSTRAINT")
+        absent = named and self.if_not_exists()
         if named and not self._key_word():
             name = self.name()
         if self.skip("PRIMARY", "KEY"):
@@ -54,7 +55,7 @@ class KeyReader(TokenReader):
             return self._foreign(name)
         if self.sees("CHECK"):
             self.check()
-            return Key("check", name)
+            return Key("check", name, if_not_exists=absent)
         if named:
             raise NotUnderstoodError("an unknown constraint")
         if self.skip_any("FULLTEXT", "SPATIAL") or self._skip_vector():

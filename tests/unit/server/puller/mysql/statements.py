@@ -201,6 +201,9 @@ STATEMENTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
                 "DROP FOREIGN KEY IF EXISTS f"
             ),
             (
+                "ALTER TABLE t ADD CONSTRAINT IF NOT EXISTS c CHECK (v > 0), DROP CONSTRAINT IF EXISTS d"
+            ),
+            (
                 "ALTER TABLE t ADD CONSTRAINT c CHECK (v > 0), DROP CHECK d, ALTER CHECK c NOT "
                 "ENFORCED"
             ),
