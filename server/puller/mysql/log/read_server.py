@@ -211,8 +211,8 @@ def _difference(session: Session, server: NamedServer, reached: SavedPosition) -
         return "that file ends before that"
     if reached.file_began_s:
         event = server.first_event(LogPlace("", reached.file), EventType.FORMAT_DESCRIPTION)
-        began_s = reached.file_began_s if event is None else int(event.timestamps[0])
-        if began_s != reached.file_began_s:
+        began_s = 0 if event is None else int(event.timestamps[0])
+        if began_s not in (0, reached.file_began_s):
             return f"that file was begun at {_utc(began_s)}, not {_utc(reached.file_began_s)}"
     # A place at the beginning of a file of another server is where it began to send, not what was
     # reached.
