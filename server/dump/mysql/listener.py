@@ -255,8 +255,9 @@ class DumpListener:
             since_ts = self._holds.open_since
             self._holds.error = RereadFailedError(
                 f"{name} cannot be read again, and cuts wait for it since the DDL at {since_ts}: "
-                f"{error}. "
-                f"Mend that, then `tidemark cli changefeed dumpresume -c {self._changefeed}`"
+                f"{error}. If its columns were altered under sql_log_bin=0, change any of its rows: "
+                "with that the log tells the columns, and it is read again by itself. Otherwise mend "
+                f"that, then `tidemark cli changefeed dumpresume -c {self._changefeed}`"
             )
 
     def expect(self, unique_identifier: str) -> None:
