@@ -18,7 +18,7 @@ folded. The sorter has the deletes of a transaction before its inserts, both in 
 log.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,7 +40,7 @@ from storage.mysql.image import (
     join_pieces,
     key_columns,
 )
-from storage.mysql.rows import Images, TableRows, find_images
+from storage.mysql.rows import Images, RowImageError, TableRows, completed, find_images
 from storage.mysql.schema import Column, Table
 
 IMAGE: Final = 0
@@ -64,10 +64,15 @@ class Plan:
     key: tuple[KeyColumn, ...]
     hidden: tuple[int, ...] = ()
     """The sizes of columns that row images have after those of the table; no reader sees them."""
+    unread: frozenset[int] = frozenset()
+    """The places of columns that images may lack, as no reader sees them."""
 
     @classmethod
-    def of(cls, table: Table, hidden: Sequence[Column] = ()) -> "Plan":
-        """The plan of a table; `hidden` are of types of fixed size.
+    def of(
+        cls, table: Table, hidden: Sequence[Column] = (), read: Collection[str] | None = None
+    ) -> "Plan":
+        """The plan of a table; `hidden` are of types of fixed size, and `read` are the columns that
+        somebody reads (None: all).
 
         Raises:
             ColumnUnsupportedError: one of its columns cannot be read.
@@ -79,6 +84,12 @@ class Plan:
             shape,
             key_columns(table),
             tuple(size for size, _, _ in shape.columns[len(table.columns) :]),
+            frozenset(
+                place
+                for place, column in enumerate([*table.columns, *hidden])
+                if place >= len(table.columns)
+                or (read is not None and column.name not in {*read, *table.primary_key})
+            ),
         )
 
 
@@ -105,10 +116,18 @@ def read_changes(
     Without `start_ts` it is commit_ts - 1, a fence: nothing else has this commit_ts.
 
     Raises:
-        RowImageError: an event does not hold all columns.
+        RowImageError: an event does not hold all columns that somebody reads.
         CorruptError: the events cannot be read.
     """
-    images = find_images(events, rows, plan.shape)
+    try:
+        images = find_images(events, rows, plan.shape)
+    except RowImageError:
+        if not plan.unread:
+            raise
+        events = completed(events, rows, plan.shape, plan.unread)
+        commit_ts = commit_ts[rows.numbers]
+        start_ts = None if start_ts is None else start_ts[rows.numbers]
+        images = find_images(events, TableRows(rows.table, np.arange(len(events))), plan.shape)
     with reading(f"a row image of {rows.table.name}"):
         keys = (
             image_keys(events.data, images.begin, plan.shape, plan.key)

@@ -8,10 +8,13 @@
 The extra part is in v2 only. The end of an image is found by reading it, so images are found in
 waves: the k-th image of all events of a batch at once, until each event's end; the images of the
 few longest events are found one by one. Source: MySQL's Rows_event.
+
+Images must have all columns, but those that nobody reads (`completed`): MariaDB 11.8 leaves
+generated columns, and the hashes of long unique keys, out of UPDATE and DELETE.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +29,7 @@ from storage.mysql.event import (
     Events,
     EventType,
     EventUnsupportedError,
+    join_events,
 )
 from storage.mysql.image import Shape
 from storage.mysql.table_map import ID_BYTES, TableMap
@@ -295,10 +299,94 @@ def _without_columns(table: str, names: Sequence[str]) -> RowImageError:
     return RowImageError(
         f"the log holds row images of {table} without {missing}: SET GLOBAL "
         "binlog_row_image='FULL' on the server, in its sessions too, and begin the "
-        "changefeed after that. MariaDB 11 leaves generated columns, and the hashes of long unique "
-        "keys (DB_ROW_HASH_1), out of UPDATE and DELETE whatever its settings are: such a table can "
-        "only be left out of the changefeed, or altered so that it has none"
+        "changefeed after that. MariaDB 11 leaves generated columns out of UPDATE and DELETE whatever "
+        "its settings are: leave these columns out of the changefeed by --columns, or the table, or "
+        "alter it so that it has none"
     )
+
+
+def completed(events: Events, rows: TableRows, shape: Shape, unread: Collection[int]) -> Events:
+    """The events of `rows` alone, with images of all columns: columns that are `unread` by anybody
+    may be lacking, and get any value.
+
+    Raises:
+        RowImageError: others are lacking.
+        CorruptError: the events cannot be read.
+    """
+    with reading(f"a row event of {rows.table.name}"):
+        return join_events(
+            [
+                events.header(number)
+                + _completed(rows.table, events.types[number], events.body(number), shape, unread)
+                for number in rows.numbers.tolist()
+            ]
+        )
+
+
+def _completed(
+    table: TableMap, kind: int, body: bytes, shape: Shape, unread: Collection[int]
+) -> bytes:
+    columns, at = len(table.columns), _V1_HEAD_BYTES
+    at += int.from_bytes(body[at : at + 2], "little") if _IS_V2[kind] else 0
+    at += len(_packed(columns))
+    head, size = body[:at], (columns + 7) // 8
+    parts: list[_PartOfRow] = []
+    for _ in range(1 + int(_IS_UPDATE[kind])):
+        part = _PartOfRow.of(body[at : at + size], shape)
+        missing = set(range(columns)) - {*part.places, *unread}
+        if missing:
+            raise _without_columns(
+                table.name, [table.columns[place].name for place in sorted(missing)]
+            )
+        parts.append(part)
+        at += size
+    images = [head, *[((1 << columns) - 1).to_bytes(size, "little")] * len(parts)]
+    view = memoryview(body)
+    for part in itertools.cycle(parts):
+        if at == len(body):
+            return b"".join(images)
+        end = part.shape.step(view, at)
+        if not at < end <= len(body):
+            raise CorruptError(_TOO_LONG)
+        images.append(part.completed(body[at:end], shape))
+        at = end
+    raise AssertionError("an event has one image at least")
+
+
+@dataclass(frozen=True, slots=True)
+class _PartOfRow:
+    """The columns that the images of an event have."""
+
+    places: tuple[int, ...]
+    shape: Shape
+
+    @classmethod
+    def of(cls, present: bytes, whole: Shape) -> "_PartOfRow":
+        bits = int.from_bytes(present, "little")
+        places = tuple(place for place in range(len(whole.columns)) if bits >> place & 1)
+        return cls(places, Shape(tuple(whole.columns[place] for place in places)))
+
+    def completed(self, image: bytes, whole: Shape) -> bytes:
+        """An image of these columns as one of all columns."""
+        at = self.shape.bitmap_bytes
+        nulls = int.from_bytes(image[:at], "little")
+        cells: dict[int, bytes] = {}
+        for number, place in enumerate(self.places):
+            if not nulls >> number & 1:
+                size, before, _ = whole.columns[place]
+                end = at + before
+                end += int.from_bytes(image[at:end], "little") if before else size
+                cells[place] = image[at:end]
+                at = end
+        # A column that cannot be null has no bit of its own.
+        cells |= {
+            place: bytes(before or size)
+            for place, (size, before, nullable) in enumerate(whole.columns)
+            if not nullable and place not in self.places
+        }
+        bits = sum(1 << place for place in range(len(whole.columns)) if place not in cells)
+        bitmap = bits.to_bytes(whole.bitmap_bytes, "little")
+        return b"".join([bitmap, *(cells[place] for place in sorted(cells))])
 
 
 def _packed(number: int) -> bytes:

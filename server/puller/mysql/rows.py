@@ -20,6 +20,7 @@ from server.puller.mysql.listener import WATERMARK_TABLE, LogListener
 from server.puller.mysql.tables import Tables, is_hidden
 from server.puller.mysql.transaction.commits import Commits
 from server.puller.source import Rows
+from sink.mounter import source_columns
 from storage.model.event import DELETE
 from storage.model.span import Span
 from storage.model.system_schemas import WATERMARK_SCHEMA
@@ -225,7 +226,8 @@ class LogRows:
                 table_map.columns[len(record.columns) :],
             )
             fits = record.columns == own and all(map(is_hidden, behind))
-            self._plans[key] = table_map, Plan.of(record, behind) if fits else None
+            read = source_columns(table.mounter)
+            self._plans[key] = table_map, Plan.of(record, behind, read) if fits else None
         return self._plans[key][1]
 
     def _watermark(self, groups: Sequence[TableRows]) -> TableRows | None:

@@ -110,8 +110,8 @@ def _generated(facts: Facts) -> Iterator[Check]:
                 WARNING,
                 f"generated: {', '.join(names)}",
                 "this server leaves generated columns out of UPDATE and DELETE: the changefeed "
-                "stops at the first one (ErrRowImageNotFull)",
-                "leave the table out, or drop these columns and compute them where you query",
+                "stops at the first one (ErrRowImageNotFull), unless it does not take them",
+                "leave these columns out by --columns, or the table, or drop them",
             )
 
 

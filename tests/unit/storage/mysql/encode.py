@@ -2,8 +2,9 @@
 the other direction of what `storage.mysql` reads.
 """
 
+import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 
@@ -67,15 +68,24 @@ def rows(
     table_id: int,
     columns: Sequence[tuple[int, int]],
     images: Sequence[Sequence[Cell]],
+    lacking: Sequence[Collection[int]] = ((), ()),
 ) -> bytes:
-    """The body of a row event; an update's images come in pairs."""
+    """The body of a row event; an update's images come in pairs. The first, and the second, images
+    are `lacking` the columns of these places.
+    """
     v2 = kind in {EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS}
     update = kind in {EventType.UPDATE_ROWS, EventType.UPDATE_ROWS_V1}
     head = table_id.to_bytes(6, "little") + b"\0\0" + (b"\x05\0abc" if v2 else b"")
-    present = bitmap([True] * len(columns)) * (2 if update else 1)
-    return (
-        head + packed(len(columns)) + present + b"".join(image(columns, cells) for cells in images)
-    )
+    places = [
+        [place for place in range(len(columns)) if place not in each]
+        for each in lacking[: 2 if update else 1]
+    ]
+    present = b"".join(bitmap([place in each for place in range(len(columns))]) for each in places)
+    parts = [
+        image([columns[place] for place in each], [cells[place] for place in each])
+        for cells, each in zip(images, itertools.cycle(places))
+    ]
+    return head + packed(len(columns)) + present + b"".join(parts)
 
 
 def events(parts: Sequence[bytes]) -> Events:

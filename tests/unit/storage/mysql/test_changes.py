@@ -111,6 +111,46 @@ def test_images_that_lack_columns_are_refused_with_their_names(
         find_images(log, found, Plan.of(found.table.to_table(1)).shape)
 
 
+@given(tables(), st.data())
+def test_columns_that_nobody_reads_may_be_lacking(
+    table: tuple[list[tuple[int, int]], list[list[list[Cell]]]], data: st.DataObject
+) -> None:
+    columns, groups = table
+    places = st.sets(st.integers(1, len(columns) - 1)) if len(columns) > 1 else st.just(set[int]())
+    unread = data.draw(places)
+    kinds = (EventType.WRITE_ROWS, EventType.UPDATE_ROWS_V1, EventType.DELETE_ROWS)
+    whole, partial = ([event(19, table_map(7, "t", columns))] for _ in range(2))
+    for group in groups:
+        kind = data.draw(st.sampled_from(kinds))
+        images = group * 2 if kind is EventType.UPDATE_ROWS_V1 else group
+        lacking = [
+            data.draw(st.sets(st.sampled_from(sorted(unread)))) if unread else set[int]()
+        ] * 2
+        if kind is EventType.UPDATE_ROWS_V1 and unread:
+            lacking[1] = data.draw(st.sets(st.sampled_from(sorted(unread))))
+        whole.append(event(kind, rows(kind, 7, columns, images)))
+        partial.append(event(kind, rows(kind, 7, columns, images, lacking)))
+
+    def read(parts: list[bytes]) -> list[dict[str, Any]]:
+        log = events(parts)
+        (found,) = TableMaps(mariadb=True).group(log)
+        names = {each.name for place, each in enumerate(found.table.columns) if place not in unread}
+        plan = Plan.of(found.table.to_table(1), read=names)
+        commit_ts = np.arange(10, 10 + len(log)).astype(np.uint64)
+        batch = read_changes(log, found, plan, commit_ts, commit_ts - np.uint64(2)).batch
+        read_rows = []
+        for row in batch.to_pylist():
+            for name in ("value", "old_value"):
+                if row[name] is not None:
+                    padded = memoryview(row[name][1:] + bytes(16))
+                    cells = plan.shape.cells(padded, 0)
+                    row[name] = [cells[each] for each in range(len(columns)) if each not in unread]
+            read_rows.append(row)
+        return read_rows
+
+    assert read(partial) == read(whole)
+
+
 COLUMNS = [(LONG, 0), (VARCHAR, 20)]
 STEPS = st.lists(
     st.tuples(st.sampled_from("iud"), st.integers(0, 3), st.integers(0, 3)), max_size=12
