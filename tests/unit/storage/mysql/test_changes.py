@@ -17,7 +17,7 @@ from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE
 from storage.mysql.changes import Plan, read_changes
 from storage.mysql.event import Events, EventType, EventUnsupportedError
-from storage.mysql.rows import RowImageError, TableMaps, find_images
+from storage.mysql.rows import RowImageError, TableMaps, TableRows, completed, find_images
 from tests.unit.storage.mysql.encode import (
     LONG,
     LONGLONG,
@@ -149,6 +149,25 @@ def test_columns_that_nobody_reads_may_be_lacking(
         return read_rows
 
     assert read(partial) == read(whole)
+
+
+def test_a_lacking_column_without_nulls_has_some_value_and_one_that_is_read_is_named() -> None:
+    columns = [(LONG, 0), (LONG, 0), (VARCHAR, 300), (LONG, 0)]
+    first, last = struct.pack("<I", 1), struct.pack("<I", 2)
+    kind, row = EventType.DELETE_ROWS, [first, first, b"x", last]
+    # all columns are of the key, so none may be null
+    described = event(19, table_map(7, "t", columns, key=(0, 1, 2, 3)))
+    log = events([described, event(kind, rows(kind, 7, columns, [row], [{1, 2}]))])
+    (found,) = TableMaps(mariadb=True).group(log)
+    shape = Plan.of(found.table.to_table(1)).shape
+
+    whole = completed(log, found, shape, {1, 2})
+
+    images = find_images(whole, TableRows(found.table, np.arange(1)), shape)
+    cells = shape.cells(whole.data.u8s.data, int(images.begin[0]))
+    assert cells == [first, bytes(4), b"", last]
+    with pytest.raises(RowImageError, match="without c2:"):
+        completed(log, found, shape, {1})
 
 
 COLUMNS = [(LONG, 0), (VARCHAR, 20)]
