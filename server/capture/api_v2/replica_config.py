@@ -3,6 +3,7 @@
 Members that have no meaning here are taken as long as they hold the value that asks for nothing.
 """
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,22 +29,28 @@ _SECOND_NS: Final = 1_000_000_000
 _EXPRESSIONS: Final = tuple(
     f"ignore_{name}_value_expr" for name in ("insert", "update_new", "update_old", "delete")
 )
+_TIDB_SQL_MODE: Final = (
+    "ONLY_FULL_GROUP_BY,STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,"
+    "ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_CREATE_USER,NO_ENGINE_SUBSTITUTION"
+)
 _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "bdr_mode": (False,),
     "case_sensitive": (False,),
     "changefeed_error_stuck_duration": (1800 * _SECOND_NS, "30m", "30m0s"),
     "check_gc_safe_point": (True,),
     "consistent.compression": ("",),
-    "consistent.encoding_worker_num": (16,),
-    "consistent.flush_interval": (2000,),
-    "consistent.flush_worker_num": (8,),
+    "consistent.encoding_worker_num": (16, 0),
+    "consistent.flush_concurrency": (1, 0),
+    "consistent.flush_interval": (2000, 0),
+    "consistent.flush_worker_num": (8, 0),
     "consistent.level": ("", "none"),
-    "consistent.max_log_size": (64,),
+    "consistent.max_log_size": (64, 0),
     "consistent.memory_usage.memory_quota_percentage": (50,),
     "consistent.meta_flush_interval": (200,),
     "consistent.storage": ("",),
     "consistent.use_file_backend": (False,),
     "enable_active_active": (False,),
+    "enable_old_value": (True,),
     "enable_sync_point": (False,),
     "enable_table_monitor": (False,),
     "filter.event_filters": ([],),
@@ -64,13 +71,13 @@ _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "sink.csv.output_handle_key": (False,),
     "sink.csv.output_old_value": (False,),
     "sink.csv.quote": ('"',),
-    "sink.date_separator": ("", "day"),
+    "sink.date_separator": ("", "day", "none"),
     "sink.debezium.output_old_value": (True,),
     "sink.debezium_disable_schema": (False,),
     "sink.delete_only_output_handle_key_columns": (False,),
     "sink.enable_kafka_sink_v2": (False,),
     "sink.enable_partition_separator": (True,),
-    "sink.encoder_concurrency": (32,),
+    "sink.encoder_concurrency": (32, 16, 0),
     "sink.only_output_updated_columns": (False,),
     "sink.open.output_old_value": (True,),
     "sink.protocol": ("",),
@@ -81,12 +88,16 @@ _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "sink.send_bootstrap_to_all_partition": (True,),
     "sink.terminator": ("", "\r\n"),
     "sink.transaction_atomicity": ("",),
+    "sql_mode": ("", _TIDB_SQL_MODE),
     "sync_point_interval": (600 * _SECOND_NS, "10m", "10m0s"),
     "sync_point_retention": (86_400 * _SECOND_NS, "24h", "24h0m0s"),
     "synced_status.checkpoint_interval": (15,),
     "synced_status.synced_check_interval": (300,),
 }
-"""Of TiCDC's replica_config: the values that ask for nothing, which are its defaults."""
+"""Of TiCDC's replica_config: the values that ask for nothing, which are its defaults now or were
+those of earlier versions.
+"""
+_BY_KEY: Final = ("", "index-value")
 _TERMS: Final[Mapping[str, str]] = {
     "column_selectors": "columns",
     "column_masks": "masks",
@@ -295,6 +306,17 @@ def _routes(document: Mapping[str, Any]) -> list[str]:
     schema = members.take("target_schema", is_text, default="") or "{schema}"
     table = members.take("target_table", is_text, default="") or "{table}"
     column = members.take("shard_column", is_text, default="")
+    partition = members.take("partition", is_text, default="")
+    if partition not in _BY_KEY:
+        raise ParameterError(
+            f"replica_config.sink.dispatchers.partition {partition[:40]!r}: the changes of a key are "
+            "in one partition of a topic, chosen by the key (`index-value`); leave it out"
+        )
+    if members.take("topic", is_text, default=""):
+        raise ParameterError(
+            "replica_config.sink.dispatchers.topic: all tables of a changefeed are in the topic of "
+            "its sink URI; leave it out, or create a changefeed for each topic"
+        )
     members.check_empty()
     shards = f"{{shard={column}}}" if column else ""
     return [f"{each}={schema}.{table}{shards}" for each in matcher]
@@ -324,9 +346,15 @@ def _check_idle(config: Mapping[str, Any], path: str = "") -> None:
         if isinstance(value, dict):
             _check_idle(value, f"{full}.")
         elif not any(type(value) is type(idle) and value == idle for idle in _IDLE.get(full, ())):
-            raise ParameterError(
-                f"replica_config.{full[:100]} is not supported, or not with this value; leave it out"
-            )
+            raise ParameterError(f"replica_config.{full[:100]}: {_refusal(full)}; leave it out")
+
+
+def _refusal(member: str) -> str:
+    """Why a member of a replica_config is not taken."""
+    idle = _IDLE.get(member)
+    if idle is None:
+        return "this is not supported"
+    return f"only {' or '.join(json.dumps(each) for each in idle)} is supported"
 
 
 def _is_selectors(value: Any) -> bool:

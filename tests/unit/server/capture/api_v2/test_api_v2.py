@@ -787,7 +787,7 @@ def test_ticdcs_configuration_file_gives_what_a_body_gives():
     ("text", "said"),
     [
         ("[filter", "no TOML"),
-        ("[sink]\nprotocol = 'canal-json'", "replica_config.sink.protocol is not supported"),
+        ("[sink]\nprotocol = 'canal-json'", 'replica_config.sink.protocol: only "" is supported'),
         ("[filter]\nrules = 'shop.*'", "replica_config.filter.rules cannot be"),
         ("[[sink.column-selectors]]\nmatcher = ['a.b']", "replica_config.sink.column_selectors"),
         (
@@ -796,13 +796,15 @@ def test_ticdcs_configuration_file_gives_what_a_body_gives():
         ),
         (
             "[[sink.dispatchers]]\nmatcher = ['a.b']\npartition = 'ts'",
-            "replica_config.sink.dispatchers.partition: no such member",
+            "partition 'ts': the changes of a key are in one partition",
         ),
         ("[sink]\nsalt-file = 5", "replica_config.sink.salt_file cannot be"),
-        ("case-sensitive = true", "replica_config.case_sensitive is not supported"),
+        ("case-sensitive = true", "replica_config.case_sensitive: only false is supported"),
         ("[[filter.event-filters]]\nignore-sql = '^drop'", "event_filters.ignore_sql cannot be"),
         ("[[filter.event-filters]]\nignore = ['x']", "event_filters.ignore: no such member"),
-        ("enable-old-value = true", "replica_config.enable_old_value is not supported"),
+        ("enable-old-value = false", "replica_config.enable_old_value: only true is supported"),
+        ("later = true", "replica_config.later: this is not supported"),
+        ("[[sink.dispatchers]]\nmatcher = ['a.b']\ntopic = 't'", "topic of its sink URI"),
         ("a = " + "[" * 5000, "is no TOML"),
         ("a = " + "9" * 5000, "is no TOML"),
     ],
@@ -811,3 +813,16 @@ def test_a_key_that_asks_for_something_else_is_an_error(text, said):
     with pytest.raises(ParameterError) as refused:
         ReplicaConfig.parse_toml(text)
     assert said in refused.value.message
+
+
+def test_a_configuration_of_an_earlier_ticdc_is_taken_with_its_defaults():
+    config = {
+        "enable_old_value": True,
+        "consistent": {"level": "none", "flush_interval": 0, "max_log_size": 0, "storage": ""},
+        "sink": {
+            "encoder_concurrency": 16,
+            "date_separator": "none",
+            "dispatchers": [{"matcher": ["a.*"], "partition": "index-value", "topic": ""}],
+        },
+    }
+    assert ReplicaConfig.parse(config).routes == ["a.*={schema}.{table}"]
