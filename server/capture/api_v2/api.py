@@ -198,7 +198,7 @@ class _Operations:
             "cluster_id": "default",
             "pid": os.getpid(),
             "is_owner": any(capture.is_owner for capture in own),
-            "liveness": 0,
+            "liveness": int(any(capture.draining for capture in own)),
         }
 
     async def captures(self, _request: Request) -> dict[str, Any]:

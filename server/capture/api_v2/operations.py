@@ -355,7 +355,7 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
         cluster_id=_TEXT,
         pid={"type": "integer"},
         is_owner=_FLAG,
-        liveness={"type": "integer", "description": "0: it serves"},
+        liveness={"type": "integer", "description": "0: it serves; 1: it is drained"},
     ),
     "Captures": _listed(_object(id=_TEXT, is_owner=_FLAG, address=_TEXT, cluster_id=_TEXT)),
     "Drained": _object(current_table_count={"type": "integer"}),

@@ -5,6 +5,7 @@ import json
 import re
 import tomllib
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -826,3 +827,14 @@ def test_a_configuration_of_an_earlier_ticdc_is_taken_with_its_defaults():
         },
     }
     assert ReplicaConfig.parse(config).routes == ["a.*={schema}.{table}"]
+
+
+@pytest.mark.parametrize("draining", [False, True])
+async def test_a_capture_that_is_drained_says_so_as_ticdc_does(draining):
+    one = capturepb.Capture(id="one", draining=draining)
+    services = SimpleNamespace(
+        ListCaptures=AsyncMock(return_value=capturepb.ListCapturesResponse(captures=[one]))
+    )
+    api = Api("one", services, services, services)
+    answer = await api.answer(Request("GET", "/api/v2/status", {}, b""))
+    assert json.loads(answer.body)["liveness"] == draining
