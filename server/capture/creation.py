@@ -13,6 +13,7 @@ from typing import Final
 
 from pyspark_tidemark.sink_uri import format_of
 
+from gcsafepoint.explain.explanation import time_of
 from server.capture.audit import check_audit
 from server.capture.errors import (
     ParameterError,
@@ -262,20 +263,22 @@ async def select_tables(
         elif table.name not in names:
             matching.append(table)
     if not (given or matching):
-        raise ParameterError(_none_taken([f"{schema}.{name}" for schema, name in not_taken]))
+        names_there = [f"{schema}.{name}" for schema, name in not_taken]
+        raise ParameterError(
+            f"the filter takes none of the source's tables of {time_of(ts) or ts}{_others(names_there)}"
+        )
     selection = await asyncio.to_thread(eligible, source, (*given, *matching), terms, before)
     return replace(selection, not_taken=tuple(not_taken[:NOT_TAKEN_MAX]))
 
 
-def _none_taken(names: Sequence[str]) -> str:
+def _others(names: Sequence[str]) -> str:
     if not names:
         return (
-            "the filter takes none of the source's tables, as it shows none at all: `tidemark cli "
-            "source check --source-uri …` says what its user may see. Without --source-uri, the "
-            "source is the cluster that the capture belongs to"
+            ", as it shows none at all: `tidemark cli source check --source-uri …` says what its "
+            "user may see. Without --source-uri, the source is the cluster that the capture belongs "
+            "to"
         )
-    there = _first_ones(sorted(names), ", ")
-    return f"the filter takes none of the source's tables; there are {there}"
+    return f"; there are {_first_ones(sorted(names), ', ')}"
 
 
 def _first_ones(texts: Sequence[str], separator: str) -> str:

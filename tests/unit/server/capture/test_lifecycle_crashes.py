@@ -309,6 +309,7 @@ async def test_a_creation_says_whether_it_may_be_made_and_may_be_repeated(
 async def test_a_change_that_got_no_answer_is_made_once_by_whoever_is_asked_again(
     capture, upstream, meta, monkeypatch, change, undo
 ):
+    upstream.meta = EtcdMeta(meta._api)  # what the coordinator writes has its answer
     unanswered = Unanswered(meta, monkeypatch)
     upstream.now_ts = 2000
     for step in range(1, 40):
