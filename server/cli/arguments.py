@@ -86,6 +86,8 @@ class NotConfirmedError(InvalidError):
 
 def host_port(text: str) -> str:
     """Return one `host:port` without its scheme, or an empty text; raises ArgumentTypeError."""
+    if "@" in text:  # what stands before it may be a password
+        raise argparse.ArgumentTypeError("an address is host:port, without user and password")
     address = text.strip().rpartition("//")[2].rstrip("/")
     host, _, port = address.rpartition(":")
     if address and not (host and port.isdecimal() and 0 < int(port) <= _PORT_MAX):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 from kvproto import meta_storagepb_pb2, pdpb_pb2
+from pyspark_tidemark.uri_secrets import masked
 from tidemarkpb.v1 import explain_pb2
 
 from gcsafepoint.state.compat import CompatError
@@ -35,7 +36,7 @@ from server.routes import Handler, Route, Routes
 from server.rpc.access_guard import guarded
 from server.rpc.access_list import open_access
 from server.rpc.call_access import check_provable
-from server.rpc.client import connect, diagnose
+from server.rpc.client import LoginInAddressError, connect, diagnose
 from server.rpc.config import Engine, Limits
 from server.rpc.credentials import SecurityConfig
 from server.rpc.server import RpcServer
@@ -108,13 +109,15 @@ class CoordinatorConfig:
 
         Raises:
             MetadataUrlError: the metadata is neither etcd's nor a directory.
+            LoginInAddressError: etcd's address has a login.
             CompatError: there is no such dialect.
         """
         if not _directory(self.metadata) and not _etcd_endpoints(self.metadata):
             raise MetadataUrlError(
-                f"--metadata {self.metadata!r} must be etcd://host:port[,host:port…] or "
+                f"--metadata {masked(self.metadata)!r} must be etcd://host:port[,host:port…] or "
                 "leveldb:DIRECTORY"
             )
+        LoginInAddressError.check(",".join(_etcd_endpoints(self.metadata)))
         CompatError.check(self.gc_compat)
         return self
 

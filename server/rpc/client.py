@@ -29,6 +29,7 @@ from server.rpc.reloaded import UNUSABLE
 from server.rpc.renewed_channel import RenewedChannel
 from sink.flight.tokens import TokenFileError, read_token
 from storage.meta.client import EtcdMeta, open_meta
+from storage.model.errors import InvalidError
 
 NO_WEB_PROXY: Final = ("grpc.enable_http_proxy", int("grpc_proxy" in os.environ))
 """gRPC would send calls to 127.0.0.1, too, through the proxy of `http_proxy` or `https_proxy`. Only
@@ -65,6 +66,26 @@ _failing: set[str] = set()
 _log = structlog.get_logger(__name__)
 
 
+class LoginInAddressError(InvalidError):
+    """An address names a user or a password, which errors and logs would show."""
+
+    code = "ErrLoginInAddress"
+
+    @classmethod
+    def check(cls, addresses: str) -> None:
+        """Refuse addresses with a login; the message does not repeat them.
+
+        Raises:
+            LoginInAddressError: there is one.
+        """
+        if "@" in addresses:
+            raise cls(
+                "an address is host:port, without user and password: an etcd's login comes from "
+                "TIDEMARK_METADATA_USER and TIDEMARK_METADATA_PASSWORD_FILE, and daemons know each "
+                "other by certificates and token files"
+            )
+
+
 def connect(
     address: str,
     security: SecurityConfig | None = None,
@@ -79,7 +100,9 @@ def connect(
 
     Raises:
         CredentialsError: our own TLS files cannot be used.
+        LoginInAddressError: it is no address but a login, too.
     """
+    LoginInAddressError.check(address)
     target = address.rpartition("//")[2]
     files = channel_credentials(security or SecurityConfig())
     interceptors = token_interceptors(token_file) if token_file else None

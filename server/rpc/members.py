@@ -15,7 +15,7 @@ import structlog
 from kvproto import pdpb_pb2
 from kvproto.pdpb_pb2_grpc import PDStub
 
-from server.rpc.client import connect
+from server.rpc.client import LoginInAddressError, connect
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import InvalidError, UnavailableError
 
@@ -44,7 +44,9 @@ def addresses_of(text: str) -> list[str]:
 
     Raises:
         NoAddressError: there are none, or one has no port: gRPC would take 443.
+        LoginInAddressError: one has a login, too.
     """
+    LoginInAddressError.check(text)
     addresses = [address.strip().rstrip("/") for address in text.split(",") if address.strip()]
     if not addresses:
         raise NoAddressError(f"{text!r} names no coordinator; write host:port[,host:port…]")

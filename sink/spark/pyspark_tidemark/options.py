@@ -146,6 +146,9 @@ def parse(given: Mapping[str, str]) -> Options:
 
 def _contradictions(options: Options, *, cuts: bool) -> list[str]:
     faults = []
+    if any("@" in endpoint for endpoint in options.endpoints):
+        # What stands before it may be a password, which errors and logs would show.
+        faults.append("option 'endpoint' is grpc://host:port; a token comes by option 'tokenFile'")
     if cuts + bool(options.table) + bool(options.table_pattern) != 1:
         faults.append(
             "give option 'table' as database.table, or 'tablePattern', or 'cuts' as true, and "
