@@ -105,11 +105,16 @@ def warn_if_open(address: str, *, has_tls: bool) -> None:
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether only this machine can connect to an address as `open_listeners` takes it."""
+    """Whether only this machine can connect to an address as `open_listeners` takes it; not, if
+    its host has no address any more.
+    """
     if address.startswith("unix:"):
         return True
-    host = address.rpartition(":")[0].strip("[]")
-    places = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    host = address.rpartition(":")[0].strip("[]") or None
+    try:
+        places = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, ValueError):  # the second: a name that is none
+        return False
     return all(
         ipaddress.ip_address(str(place[4][0]).partition("%")[0]).is_loopback for place in places
     )

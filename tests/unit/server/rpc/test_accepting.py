@@ -35,7 +35,7 @@ def test_the_longest_queue_loses_where_too_many_wait(sockets: list[socket.socket
     assert [waiting.next()[0] for _ in range(len(waiting))] == list("abab")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "", "192.0.2.7", "[2001:db8::7]"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "", "192.0.2.7", "[2001:db8::7]", "a..b"])
 def test_a_port_that_other_machines_reach_without_tls_is_warned_of(host: str) -> None:
     with capture_logs() as logs:
         warn_if_open(f"{host}:8300", has_tls=False)
