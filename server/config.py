@@ -194,9 +194,9 @@ def _kebab(name: str) -> str:
 
 def _unknown(shown: str, key: str, names: Sequence[str]) -> str:
     spelt = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(key.lower(), spelt, n=1, cutoff=0.0)
-    meant = f", did you mean {spelt[near[0]]}?" if near else ""
-    return f"unknown configuration key {shown}{meant}"
+    near = difflib.get_close_matches(key.lower(), spelt, n=1)
+    helps = f"did you mean {spelt[near[0]]}?" if near else "`tidemark config reference` lists all"
+    return f"unknown configuration key {shown}, {helps}"
 
 
 def _typed(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:

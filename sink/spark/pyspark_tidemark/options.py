@@ -262,5 +262,6 @@ class _Texts:
 
 
 def _unknown(key: str, spelling: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(key, spelling, n=1, cutoff=0.0)[0]
-    return f"unknown option {key!r}, did you mean {spelling[near]!r}?"
+    near = difflib.get_close_matches(key, spelling, n=1)
+    helps = f"did you mean {spelling[near[0]]!r}?" if near else f"they are {', '.join(NAMES)}"
+    return f"unknown option {key!r}, {helps}"

@@ -64,6 +64,11 @@ def test_an_unknown_key_names_the_nearest(key: str) -> None:
         loaded({key: "x"})
 
 
+def test_a_key_that_is_near_to_none_names_no_other_one() -> None:
+    with pytest.raises(ConfigError, match=r"\[store\] password, `tidemark config reference` lists"):
+        loaded({"password": "x"})
+
+
 def test_all_faults_are_named_at_once() -> None:
     with pytest.raises(
         ConfigError,

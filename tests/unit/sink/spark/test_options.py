@@ -58,6 +58,8 @@ def test_an_unknown_option_names_the_nearest():
         match=r"\[TM:ErrOptionInvalid\] unknown option 'changefed', did you mean 'changefeed'",
     ):
         parse(BASE | {"changefed": "x", "table": "a.b"})
+    with pytest.raises(SourceError, match="unknown option 'user', they are endpoint, changefeed"):
+        parse(BASE | {"user": "x", "table": "a.b"})
 
 
 def test_all_faults_are_told_at_once():
