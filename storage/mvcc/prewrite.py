@@ -417,12 +417,21 @@ def _commit_all(draft: Draft, txn: Prewrite, checked: Sequence[Checked], commit_
         old_value = _old_value(draft, item.encoded)
         kind, value, short = _stored_value(draft, item, txn.start_ts)
         write = Write(kind, txn.start_ts, short, txn_source=txn.txn_source)
-        put_version(draft, item.encoded, commit_ts, write, computed=True)
+        # Of a key without a lock the newest record is known, and commit_ts is above it.
+        put_version(draft, item.encoded, commit_ts, write, computed=item.lock is not None)
         if item.lock is not None:
             draft.delete_lock(item.encoded)
         if kind != LOCK:
-            key = item.mutation.key
-            change = Change(
-                COMMITTED, key, item.encoded, kind, txn.start_ts, commit_ts, value, old_value
+            draft.note(
+                Change(
+                    COMMITTED,
+                    item.mutation.key,
+                    item.encoded,
+                    kind,
+                    txn.start_ts,
+                    commit_ts,
+                    value,
+                    old_value,
+                    txn.txn_source,
+                )
             )
-            draft.note(change._replace(txn_source=txn.txn_source))

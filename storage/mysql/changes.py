@@ -18,7 +18,7 @@ folded. The sorter has the deletes of a transaction before its inserts, both in 
 log.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -147,6 +147,20 @@ def read_changes(
         _values(events.data, images, steps.before, plan),
     ]
     return Changes(pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA), keys)
+
+
+def rows_left(
+    events: Events, rows: TableRows, plan: Plan
+) -> Iterator[tuple[list[bytes | None], int]]:
+    """The cells of each row that an insert or update has left, as bytes, and the number of its
+    event. For few rows: an array for each of their columns would cost more than they do.
+
+    Raises: as `read_changes`.
+    """
+    images, view = find_images(events, rows, plan.shape), events.data.u8s.data
+    for image in _steps(events, images).after.tolist():
+        if image != _NONE:
+            yield plan.shape.cells(view, int(images.begin[image])), int(images.event[image])
 
 
 def _places(begin: Offsets) -> pa.Array:

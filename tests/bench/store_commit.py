@@ -1,4 +1,4 @@
-"""Durable transactions of two keys against a real store process:
+"""Durable transactions of `--keys` keys against a real store process:
 `python -m tests.bench.store_commit`.
 
 A transaction is committed by 2PC (a prewrite, then a commit), by async commit (the same, but it is
@@ -77,6 +77,7 @@ class Teller:
         self._context = context
         self._clock = clock
         self._value = bytes(options.value_bytes)
+        self._keys = options.keys
 
     async def run(
         self, handles: range, deadline: float, commit: str, tasks: asyncio.TaskGroup
@@ -85,7 +86,7 @@ class Teller:
         done = 0
         while time.perf_counter() < deadline:
             handle = handles[done % len(handles)]
-            keys = [row_key(101, handle), row_key(101, handle + 1)]
+            keys = [row_key(101, handle + number) for number in range(self._keys)]
             self._clock[0] += 2
             await self.transact(keys, self._clock[0], commit, tasks)
             done += 1
@@ -173,7 +174,7 @@ async def _round(
         each = [
             tellers.create_task(
                 teller.run(
-                    range(at * 10_000, (at + 1) * 10_000, 2),
+                    range(at * 10_000, (at + 1) * 10_000, options.keys),
                     began + options.seconds,
                     commit,
                     tellers,
@@ -190,10 +191,12 @@ async def _round(
         "commit": commit,
         "clients": clients,
         "versions": options.versions,
+        "keys": options.keys,
         "ops": ops,
         "seconds": round(seconds, 3),
         "per_s": round(ops / seconds),
         "cpu_us_per_op": round((cpu - before) / ops * 1e6, 1),
+        "cpu_us_per_row": round((cpu - before) / (ops * options.keys) * 1e6, 2),
         "peak_rss_mb": round(peak),
     }
 
@@ -213,6 +216,7 @@ def main() -> None:
     parser.add_argument(
         "--versions", type=int, default=0, help="versions to load first; 10000000 takes a while"
     )
+    parser.add_argument("--keys", type=int, default=2, help="keys of a transaction")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--value-bytes", type=int, default=200)
     parser.add_argument("--mode", choices=["unary", "batch"], default="batch")

@@ -11,7 +11,7 @@ from storage.mvcc.engine import COMMITTED, PREWRITE, Command, Draft, Engine
 from storage.mvcc.pessimistic import PessimisticLock
 from storage.mvcc.prewrite import Mutation, Op, Prewrite, Prewritten, prewrite
 from storage.mvcc.read_fence import ReadFence
-from storage.mvcc.record import Lock
+from storage.mvcc.record import PUT, ROLLBACK, Lock
 from storage.mvcc.snapshot import Snapshot
 from tests.memory_kv import MemoryKV
 
@@ -187,6 +187,15 @@ def test_a_computed_commit_lies_above_versions_the_client_did_not_want_checked()
     assert run(engine, put(b"p", for_update_ts=8, actions=[0], one_pc=True)) == Prewritten(
         one_pc_commit_ts=31
     )
+
+
+def test_one_pc_lies_above_a_rollback_record_and_leaves_it() -> None:
+    engine = engine_at(0)
+    rollback = partial(percolator.rollback, keys=[b"p"], start_ts=20)
+    group = engine.apply([rollback, put(b"p", one_pc=True)])
+    assert group.results[1] == Prewritten(one_pc_commit_ts=21)
+    outcomes = [percolator.outcome(Draft(engine.kv), encode_bytes(b"p"), ts) for ts in (5, 20)]
+    assert outcomes == [(PUT, 21), (ROLLBACK, 0)]
 
 
 def test_existence_is_read_as_of_the_transaction() -> None:
