@@ -44,8 +44,8 @@ from storage.model.errors import ConflictError
 
 R = TypeVar("R")
 MAX_CHANGES = 90  # of one transaction; etcd allows 128 operations
-# how often a leader that writes nothing leaves a reading of its clock
-_BEAT_S = 10
+# how often a leader that writes nothing else saves its clock
+_CLOCK_EVERY_S = 10
 _RETRY_S = 0.2
 _ATTEMPTS = 10
 _OWN_REVISIONS = 4096
@@ -129,7 +129,7 @@ class StoredStates:
         return states
 
     async def run(self) -> None:
-        """Follow what others write, and leave readings of the clock, until cancelled."""
+        """Follow what others write, and save the clock now and then, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for prefix in (
@@ -140,7 +140,7 @@ class StoredStates:
                     tasks.create_task(self._follow(prefix), name=f"safepoints-{prefix.decode()}")
                 following = self._follow(KEYSPACES_OF_TIDB, TXN_SAFE_POINT_TAIL)
                 tasks.create_task(following, name="safepoints-of-keyspaces")
-                tasks.create_task(self._beat(), name="safepoints-clock")
+                tasks.create_task(self._save_clock(), name="safepoints-clock")
         finally:
             metrics.SAFE_POINTS.remove(self._published)
 
@@ -266,15 +266,15 @@ class StoredStates:
         self.gc_safe_point = states.null.gc_safe_point
         metrics.SAFE_POINTS.states = self._published = states
 
-    async def _beat(self) -> None:
+    async def _save_clock(self) -> None:
         while True:
-            await asyncio.sleep(_BEAT_S)
+            await asyncio.sleep(_CLOCK_EVERY_S)
             states = self._states
-            # Without a TTL that may run out, and just after another write, no reading is needed.
+            # No TTL may run out, or another write has just saved the clock.
             if (
                 states is None
                 or not states.has_barriers()
-                or self._clock() < self._read_at_s + _BEAT_S
+                or self._clock() < self._read_at_s + _CLOCK_EVERY_S
             ):
                 continue
             try:
@@ -290,7 +290,7 @@ class StoredStates:
                     await self._reread()
                     is_missed = False
                 async for events in self._store.watch(prefix, revision):
-                    await self._changed_at(
+                    await self._reread_if_foreign(
                         {
                             event.pair.mod_revision
                             for event in events
@@ -307,8 +307,8 @@ class StoredStates:
                 # be read comes again. After a pause, as the metadata may fail at once.
                 await asyncio.sleep(_RETRY_S)
 
-    async def _changed_at(self, revisions: set[int]) -> None:
-        # Without the lock a write of ours may be under way, its revision not yet known as ours.
+    async def _reread_if_foreign(self, revisions: set[int]) -> None:
+        # The lock waits for a write of ours that is under way, whose revision is not in `_own` yet.
         async with self._lock:
             ours = all(revision in self._own for revision in revisions)
         if not ours:

@@ -67,9 +67,8 @@ _log = structlog.get_logger(__name__)
 
 
 class Changefeeds:
-    """The changefeeds; empty-handed (NotOwnerError) while `run` does not run.
-
-    `only` is the id of the single one there is; without it `_records_of_mine` says which.
+    """Runs changefeeds: the one of the id `only`, or those of `_own_records`. While `run` does not
+    run there are none, and calls raise NotOwnerError.
     """
 
     def __init__(self, factory: FeedFactory, pd: PdClient, only: str = "") -> None:
@@ -82,8 +81,8 @@ class Changefeeds:
         self._filters = FilterUpdates(self._records)
         self._changing = asyncio.Lock()
         self._unknown_outcomes: set[str] = set()
-        """Changefeeds of which a change was sent, and whether it is in force is not known: they do
-        not run before the metadata has told (`_read_again`).
+        """Changefeeds whose last change got no answer from the metadata: they do not run until
+        `_reload` has read whether it was made.
         """
         self._saver = CheckpointSaver(
             self.feeds,
@@ -91,7 +90,10 @@ class Changefeeds:
             self._safepoints,
             self._changing,
             CheckpointHandlers(
-                self._on_lost, self._end, self._go_on_with_filter, self._read_unknown_outcomes
+                self._fail_for_lost_history,
+                self._finish_or_remove,
+                self._advance_filter_update,
+                self._read_unknown_outcomes,
             ),
         )
         self._tasks: asyncio.TaskGroup | None = None
@@ -99,7 +101,7 @@ class Changefeeds:
 
     @property
     def is_active(self) -> bool:
-        """Whether they run here."""
+        """Whether `run` runs, so that changefeeds can be asked for and changed."""
         return self._tasks is not None
 
     def feed(self, changefeed: str) -> Feed:
@@ -129,7 +131,7 @@ class Changefeeds:
         self._is_leaving = False
         try:
             jobs = await self._records.load_jobs(time.monotonic())
-            for record in await self._records_of_mine():
+            for record in await self._own_records():
                 feed = self.feeds[record.info.id] = await self.loaded(record)
                 feed.job = feed.job_saved = jobs.get(feed.id)
             async with asyncio.TaskGroup() as tasks:
@@ -139,27 +141,26 @@ class Changefeeds:
                     self._start(feed)
                 started()
                 try:
-                    await self._go_on()
+                    await self._run_background()
                 finally:
-                    # No change begins any more, while those under way end.
+                    # Changes under way may end; no other may begin.
                     self._is_leaving = True
         finally:
             self._tasks = None
             self._unknown_outcomes.clear()
             ended = list(self.feeds.values())
             self.feeds.clear()
-            # It may run elsewhere next, and nobody would delete its sorted rows here.
+            # It may run on another capture next, and nobody would delete its sorted rows here.
             for feed in ended if self._only else ():
                 await asyncio.to_thread(feed.processor.wipe)
             long_lived.dropped_tables(sum(len(feed.catalog.read()) for feed in ended))
 
-    async def leave(self) -> None:
-        """Wait for the changes under way, for `_LEAVE_S` at most; later ones are refused.
-
-        Whoever runs the changefeeds next is asked for those, and nobody is left in doubt.
+    async def drain_changes(self) -> None:
+        """Refuse new changes, and wait up to `_DRAIN_TIMEOUT_S` for those under way: so each client
+        gets an answer, from this capture or from the next one.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LEAVE_S), self._changing:
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S), self._changing:
                 self._is_leaving = True
 
     async def carry_out(self, change: Coroutine[Any, Any, T]) -> T:
@@ -297,7 +298,7 @@ class Changefeeds:
             saved_source: Source | None = None
             if info.source_uri != feed.info.source_uri:
                 source = self._factory.make_source(feed.id, info.source_uri)
-            begins_anew, splits_from = update.changes_tables, feed.info.region_threshold
+            restarts, region_threshold = update.changes_tables, feed.info.region_threshold
             try:
                 if update.changes_tables:
                     # No reader may be beyond the ts that is chosen: it must not run meanwhile.
@@ -307,16 +308,16 @@ class Changefeeds:
                 else:
                     await self._save_info(feed, info, update.request)
                 feed.info = info
-                # A run that gives up what is acknowledged cannot begin to keep it: another does.
-                keeps_now = bool(info.retention) and not feed.history.is_kept
-                splits_otherwise = info.region_threshold != splits_from
-                if source is not None or keeps_now or splits_otherwise:
-                    begins_anew = True
+                # A run that drops acknowledged history cannot begin to keep it; a new one can.
+                begins_to_keep = bool(info.retention) and not feed.history.is_kept
+                splits_otherwise = info.region_threshold != region_threshold
+                if source is not None or begins_to_keep or splits_otherwise:
+                    restarts = True
                     await feed.stop()
                     saved_source = source
             finally:
-                if begins_anew and feed.id not in self._unknown_outcomes:
-                    # Where nothing was saved, the source stays the one of before.
+                if restarts and feed.id not in self._unknown_outcomes:
+                    # If nothing was saved, the former source is kept.
                     history = feed.catalog.history
                     await feed.restart_at(feed.checkpoint_ts, history, source=saved_source)
                     self._start(feed)
@@ -393,8 +394,8 @@ class Changefeeds:
             self._note_unknown_outcome(feed)
             raise ChangeInterruptedError.by_metadata(feed.id, err) from err
 
-    async def _go_on_with_filter(self, feed: Feed) -> None:
-        """Bring a new filter in force; repeated until it succeeds."""
+    async def _advance_filter_update(self, feed: Feed) -> None:
+        """Take the next step of a filter update; called again until the filter is in force."""
         feed.filter_error, feed.filter_tried_s = "", time.monotonic()
         info, changes = feed.info, list(feed.catalog.history)
         try:
@@ -435,19 +436,19 @@ class Changefeeds:
                 raise ChangeInterruptedError.by_metadata(changefeed, err) from err
         return feed
 
-    async def _records_of_mine(self) -> list[ChangefeedRecord]:
+    async def _own_records(self) -> list[ChangefeedRecord]:
         """The changefeeds to run."""
         one = await self._records.load_one(self._only)
         return [] if one is None else [one]
 
-    async def _go_on(self) -> None:
-        """What is done all the time, until cancelled."""
+    async def _run_background(self) -> None:
+        """Run the background work until cancelled."""
         await self._saver.run()
 
     async def _end(self, feed: Feed, request: str = "") -> None:
         """Carry out a removal, or the end at target_ts; repeated until it succeeds."""
         if feed.info.state.is_running:
-            await self._move(feed, State.FINISHED)
+            await self._set_state(feed, State.FINISHED)
         # A processor that still ran would read history that GC may collect now.
         await feed.stop()
         services = await self._services(feed)
@@ -547,13 +548,18 @@ class Changefeeds:
         feed.job = feed.job_saved = None
 
     async def _changeable(self, changefeed: str, *, readable: bool = True) -> Feed:
-        """A changefeed that is to be changed, as the metadata has it; under the lock."""
+        """The changefeed to change, as the metadata has it. Call it under the lock.
+
+        Raises:
+            NotOwnerError, ChangefeedNotExistsError: it does not run here.
+            ChangefeedUnreadableError: `readable`, and this version cannot read its record.
+        """
         self._check_active()
         if changefeed in self._unknown_outcomes:
-            await self._read_again(changefeed)
+            await self._reload(changefeed)
         feed = self.feed(changefeed)
         if readable and not feed.is_info_readable:
-            # Whatever was written now would take the place of what another version can read.
+            # A write would replace a record that another version can read.
             raise ChangefeedUnreadableError(
                 feed.info.error.message if feed.info.error else f"changefeed {changefeed}"
             )
@@ -567,12 +573,13 @@ class Changefeeds:
         feed.info_saved = True
 
     async def _read_unknown_outcomes(self) -> None:
-        """Take over what the metadata says of changefeeds whose last change got no answer."""
+        """Reload the changefeeds whose last change got no answer."""
         for changefeed in sorted(self._unknown_outcomes):
-            await self._read_again(changefeed)
+            await self._reload(changefeed)
 
-    async def _read_again(self, changefeed: str) -> None:
-        """Take over a changefeed as the metadata has it, as a new owner would; under the lock.
+    async def _reload(self, changefeed: str) -> None:
+        """Replace a changefeed by what the metadata says of it, as a new owner would load it. Call
+        it under the lock.
 
         Raises:
             UnavailableError: the metadata does not answer.
@@ -590,13 +597,13 @@ class Changefeeds:
             state=None if feed is None else feed.info.state.value,
             checkpoint_ts=None if feed is None else feed.checkpoint_ts,
         )
-        if feed is not None and self._is_mine(feed):
+        if feed is not None and self._runs_here(feed):
             feed.job = feed.job_saved = jobs.get(changefeed)
             self.feeds[changefeed] = feed
             self._start(feed)
 
-    def _is_mine(self, feed: Feed) -> bool:
-        """Whether a changefeed that was read again runs here."""
+    def _runs_here(self, feed: Feed) -> bool:
+        """Whether a reloaded changefeed runs here."""
         del feed
         return True
 
@@ -638,9 +645,9 @@ class Changefeeds:
                 keep_running(feed, self._safepoints), name=f"changefeed {feed.id}"
             )
 
-    async def _hand_over(self, feed: Feed, creating: str) -> None:
-        """The changefeed's own safepoint takes over from the service of its creation;
-        if not now, `CheckpointSaver` sets it.
+    async def _hand_over_safepoint(self, feed: Feed, creating: str) -> None:
+        """Set the changefeed's own safepoint, then delete that of its creation. If this fails,
+        `CheckpointSaver` does it later.
         """
         # Its own is set before the creation's ends: at no moment is the history unprotected.
         try:
@@ -649,8 +656,8 @@ class Changefeeds:
         except TidemarkError as err:
             _log.warning("safepoint not handed over yet", changefeed=feed.id, error=str(err))
 
-    def _on_lost(self, feed: Feed, error: SnapshotLostError) -> None:
-        """The checkpoint saver found the history gone."""
+    def _fail_for_lost_history(self, feed: Feed, error: SnapshotLostError) -> None:
+        """Fail a changefeed whose history is gone, as the checkpoint saver has found."""
         if feed.task is not None:
             feed.task.cancel()
         note(feed, State.FAILED, error)

@@ -44,20 +44,24 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CheckpointHandlers:
-    """Callbacks for the states in which a changefeed's checkpoint is found."""
+    """What `CheckpointSaver` calls when a changefeed needs more than its checkpoint saved."""
 
     on_lost: Callable[[Feed, SnapshotLostError], None]
-    """History is gone that it still needs."""
+    """Called when GC may have collected history that the changefeed still needs."""
     on_end: Callable[[Feed], Awaitable[None]]
-    """Called until everything that an end or a removal brings is done (`Feed.is_ending`)."""
+    """Called as long as a changefeed is to be finished or removed (`Feed.is_ending`)."""
     on_filter: Callable[[Feed], Awaitable[None]]
-    """Called while a new filter is to come in force (`Feed.is_filter_due`)."""
-    on_doubted: Callable[[], Awaitable[None]]
-    """Called first: changefeeds of which the metadata may have more than is known are not saved."""
+    """Called as long as a new filter is due (`Feed.is_filter_due`)."""
+    on_unknown_outcomes: Callable[[], Awaitable[None]]
+    """Called first: reloads changefeeds whose last change got no answer, so that no older record is
+    written over it.
+    """
 
 
 class CheckpointSaver:
-    """Looks after `feeds`."""
+    """Saves the checkpoints and safepoints of `feeds`, and finishes, removes and refilters them
+    when that is due.
+    """
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class CheckpointSaver:
     async def _save_all(self) -> None:
         try:
             async with self._changing:
-                await self._handlers.on_doubted()
+                await self._handlers.on_unknown_outcomes()
                 # Checkpoints before safepoints: a crash in between keeps more history than needed.
                 await self._save()
                 await self._save_jobs()
@@ -152,8 +156,8 @@ class CheckpointSaver:
                 feed.job_saved = job
 
     async def _collect(self) -> None:
-        """Forget schema changes behind the checkpoint of a minute ago."""
-        # Not of now: a reader that has just acknowledged may still ask about a little before.
+        """Forget the schema changes below the checkpoint of a minute ago."""
+        # Not of now: a reader that has just acknowledged may still ask for a ts a little below.
         if time.monotonic() - self._collected_s < _COLLECT_EVERY_S:
             return
         self._collected_s = time.monotonic()
@@ -161,10 +165,10 @@ class CheckpointSaver:
             if feed.catalog.left_out:
                 # Readers may need more than the history says, which has those tables still.
                 continue
-            # A copy: the source may add a change meanwhile. A million tables take seconds.
+            # A copy, since the source may add a change meanwhile: a million tables take seconds.
             history = History(feed.catalog.history)
             garbage = await asyncio.to_thread(history.garbage, feed.settled_ts)
-            # Deleted in the metadata first: what memory has forgotten nobody would delete.
+            # The metadata first: what memory has forgotten would never be deleted there.
             await self._records.schemas.collect(feed.id, garbage)
             feed.catalog.history.forget(garbage)
             feed.catalog.forget(feed.settled_ts)
@@ -242,7 +246,7 @@ class CheckpointSaver:
             _log.warning("safepoint not renewed", changefeed=feed.id, error=str(err))
             return
         if points:
-            # Which generation it is, its record would tell: the newest that there is.
+            # The record would tell the generation; without it the newest one is taken.
             service = max(own, key=generation_of, default=feed.info.gc_service)
             await self._safepoints.renew(service, min(points.values()))
 
@@ -253,8 +257,8 @@ def _needs_safepoint(feed: Feed) -> bool:
 
 
 def _note_damage(feed: Feed) -> None:
-    """A table is pulled again or cannot be read again,
-    or a schema change is about to stop it all: a warning.
+    """Set the state WARNING while a table is pulled again, or cannot be read again, or while a
+    schema change is about to fail the changefeed.
     """
     refusal = feed.catalog.refusal
     damage = (

@@ -26,7 +26,7 @@ from storage.meta.meta import Compare, Delete, Lease, Meta, Put
 from storage.model.errors import UnavailableError
 from storage.tasks import wait_at_most
 
-_LOOK_EVERY_S = 0.5
+_ADJUST_EVERY_S = 0.5
 
 MakeChangefeeds: TypeAlias = Callable[[Fence, str], Changefeeds]
 """Builds the changefeeds of a maintainer from its fence and the changefeed's id."""
@@ -116,7 +116,7 @@ class Maintainers:
                         await self._adjust(tasks, lease)
                     except UnavailableError as err:
                         _log.warning("placements cannot be looked up now", error=str(err))
-                    await wait_at_most(self._decided, _LOOK_EVERY_S)
+                    await wait_at_most(self._decided, _ADJUST_EVERY_S)
         finally:
             self._lease = None
 
@@ -142,7 +142,7 @@ class Maintainers:
         """Stop running a changefeed once no change to it is being made."""
         maintained = self._maintained.get(changefeed)
         if maintained is not None:
-            await maintained.leave()
+            await maintained.drain_changes()
         task.cancel()
 
     async def _give_back(self, lease: Lease, mine: Collection[str]) -> None:

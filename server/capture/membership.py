@@ -43,7 +43,9 @@ class Member:
 
 
 class Membership:
-    """This capture's membership; `settled` is set once the owner of the changefeeds is known."""
+    """This capture's membership and its part in the election of the owner; `settled` is set once an
+    owner is known.
+    """
 
     def __init__(
         self, meta: Meta, identity: str, maintainers: Maintainers, owner_fence: Fence
@@ -70,17 +72,17 @@ class Membership:
             await asyncio.sleep(_RETRY_S)
 
     async def _session(self, record: CaptureRecord) -> None:
-        """Be a member until the lease is lost."""
+        """Register under a new lease, and work until that is lost."""
         async with await self._meta.grant_lease(_LEASE_S) as lease:
             await self._register(record, lease.id)
             async with asyncio.TaskGroup() as tasks:
                 parts = [
-                    tasks.create_task(self._own(lease.id), name="owner"),
-                    tasks.create_task(self._settle(), name="settle"),
+                    tasks.create_task(self._serve_as_owner(lease.id), name="owner"),
+                    tasks.create_task(self._wait_for_owner(), name="settle"),
                     tasks.create_task(self._maintainers.run(lease), name="maintainers"),
                 ]
-                # Set when the lease could not be renewed for a whole TTL. Until this capture
-                # notices, its fences keep it from writing.
+                # Set when the lease could not be renewed for a whole TTL. Another capture may be
+                # the owner a moment before; until this one notices, fences refuse its writes.
                 await lease.lost.wait()
                 for part in parts:
                     part.cancel()
@@ -200,10 +202,11 @@ class Membership:
             self.settled.set()
         await self._meta.put(keys.capture(self.id), record.to_json(), lease)
 
-    async def _settle(self) -> None:
-        """Set `settled` when another capture is seen to own the changefeeds."""
-        # Nobody may own them when this capture registers: two start at a time, or this one has just
-        # given an earlier process's key back. Whoever then loses the election would never be ready.
+    async def _wait_for_owner(self) -> None:
+        """Set `settled` once another capture is the owner."""
+        # There may be no owner when this capture registers, if two start at the same time or this
+        # one has just deleted an earlier process's key. The loser of the election must become
+        # ready, too.
         while not self.settled.is_set():
             with suppress(UnavailableError):
                 owner = await self._meta.get(keys.OWNER)
@@ -211,7 +214,7 @@ class Membership:
                     self.settled.set()
             await asyncio.sleep(_RETRY_S)
 
-    async def _own(self, lease: int) -> None:
+    async def _serve_as_owner(self, lease: int) -> None:
         while True:
             while await self._is_replaced():  # noqa: ASYNC110 - the metadata is asked
                 await asyncio.sleep(_RETRY_S)
@@ -220,16 +223,16 @@ class Membership:
             self._resigning.clear()
             _log.info("elected owner", capture=self.id)
             async with background_tasks(self._owner.run(self.settled.set)):
-                await self._leaving()
-                await self._owner.leave()
+                await self._wait_until_replaced()
+                await self._owner.drain_changes()
             # Everything is saved by now, so that the next owner goes on where this one ended.
             await self._meta.txn([fence.created], [Delete(fence.key)])
             _log.info("resigned as owner", capture=self.id)
-            # Those who wait for it are first.
+            # Let another capture, which waits for the key, win the next election.
             await asyncio.sleep(_RETRY_S)
 
-    async def _leaving(self) -> None:
-        """Wait until this capture is to be owner no more."""
+    async def _wait_until_replaced(self) -> None:
+        """Wait until this capture has to give up the ownership: it was asked to, or is drained."""
         while not (self._resigning.is_set() or await self._is_replaced()):
             await wait_at_most(self._resigning, _RETRY_S)
 
@@ -244,7 +247,7 @@ class Membership:
 
 
 def _working(members: Sequence[Member]) -> Sequence[Member]:
-    """The captures that are not drained. Where all are, as the one that was to take over has died
-    meanwhile, they go on: without an owner no drain could be cancelled either.
+    """The captures that are not drained, or all if every one is drained, because the one that was
+    to take over has died: without an owner no drain could be cancelled either.
     """
     return [each for each in members if not each.is_draining] or members

@@ -1,11 +1,10 @@
-"""The owner of the changefeeds: it creates them, runs those of the cluster, whose tables it divides
-among the captures, and says which captures run the logs (MySQL, pumps): one capture each, and
-different changefeeds on different captures.
+"""The owner of the changefeeds. It creates them, runs those of the cluster itself, dividing their
+tables among the captures, and places each log (a MySQL or pump changefeed) on one capture.
 
-The owner writes its decisions about logs into the metadata (`keys.placement`), and the captures
-carry them out (`server.capture.maintainers`). A log stays where it is while its capture lives;
-those of a capture that is gone, or is drained, go to the captures with the fewest logs. A capture
-that joins gets so many that the captures' counts differ by one at most.
+The owner writes the placements into the metadata (`keys.placement`), and the captures follow them
+(`server.capture.maintainers`). A log stays on its capture as long as that lives. Logs of a capture
+that has died or is drained go to the captures with the fewest logs. When a capture joins, logs move
+to it until the captures' numbers of logs differ by at most one.
 """
 
 import asyncio
@@ -40,9 +39,9 @@ from storage.model.errors import CorruptError, TidemarkError, UnavailableError
 from storage.model.ts import MAX_TS
 from storage.tasks import background_tasks, wait_at_most
 
-_LOOK_EVERY_S: Final = 1.0
-_SETTLED_S: Final = 10.0
-"""For so long the captures are the same before logs move for balance alone."""
+_DECIDE_EVERY_S: Final = 1.0
+_BALANCE_AFTER_S: Final = 10.0
+"""How long the set of captures must stay the same before logs move for balance alone."""
 _log = structlog.get_logger(__name__)
 
 
@@ -51,13 +50,12 @@ def is_log(source_uri: str) -> bool:
     return bool(source_uri)
 
 
-def places(
+def assign_logs(
     logs: Collection[str], now: Mapping[str, str], captures: Collection[str], *, balanced: bool
 ) -> dict[str, str]:
-    """The capture of each log, where `now` says which it has; `balanced`: logs also move for
-    nothing but equal counts. Pure.
-
-    Without captures nothing moves.
+    """Assign each log to a capture, where `now` is the present assignment. With `balanced`, logs of
+    living captures move, too, until counts differ by at most one. Without captures nothing moves.
+    Pure.
     """
     if not captures:
         return {log: now[log] for log in logs if log in now}
@@ -66,19 +64,20 @@ def places(
     for log in sorted(staying):
         logs_of[staying[log]].append(log)
 
-    def least() -> list[str]:
+    def fewest() -> list[str]:
         return min(logs_of.values(), key=len)
 
     for log in sorted(set(logs) - staying.keys()):
-        least().append(log)
-    while balanced and len(most := max(logs_of.values(), key=len)) > len(least()) + 1:
-        least().append(most.pop())
+        fewest().append(log)
+    while balanced and len(most := max(logs_of.values(), key=len)) > len(fewest()) + 1:
+        fewest().append(most.pop())
     return {log: capture for capture, of_capture in logs_of.items() for log in of_capture}
 
 
 class Placement:
-    """The owner's decisions. `refused` are captures that the owner cannot reach, or whose version
-    is not its own. `changed` is set when a changefeed was created, `decided` after decisions.
+    """Places logs on captures. `refused` gives the captures that the owner cannot reach, or that
+    have another version. `changed` is set when a changefeed was created, `decided` when logs were
+    placed.
     """
 
     def __init__(
@@ -90,10 +89,10 @@ class Placement:
         self._refused = refused
         self._deciding = asyncio.Lock()
         self._captures: frozenset[str] = frozenset()
-        self._settled_at_s = 0.0
+        self._balance_at_s = 0.0
 
     async def run(self) -> None:
-        """Decide until cancelled."""
+        """Place logs whenever captures or changefeeds have changed, until cancelled."""
         try:
             while True:
                 self.changed.clear()
@@ -101,12 +100,12 @@ class Placement:
                     await self.decide()
                 except UnavailableError as err:
                     _log.warning("logs cannot be placed now", error=str(err))
-                await wait_at_most(self.changed, _LOOK_EVERY_S)
+                await wait_at_most(self.changed, _DECIDE_EVERY_S)
         finally:
             metrics.UNMAINTAINED.clear()
 
     async def decide(self) -> None:
-        """Place the logs by the captures that are there now; raises UnavailableError."""
+        """Place the logs on the captures that live now; raises UnavailableError."""
         async with self._deciding:
             await self._decide()
 
@@ -119,7 +118,7 @@ class Placement:
         ]
         running = await captures_of(self._meta, keys.MAINTAINERS)
         metrics.UNMAINTAINED.set(len(set(logs) - running.keys()))
-        placed = places(logs, now, await self._eligible(), balanced=self._is_settled())
+        placed = assign_logs(logs, now, await self._eligible(), balanced=self._is_settled())
         moves = {log: capture for log, capture in placed.items() if now.get(log) != capture}
         ops: list[Op] = [Put(keys.placement(log), each.encode()) for log, each in moves.items()]
         ops += [Delete(keys.placement(log)) for log in now.keys() - placed.keys()]
@@ -142,21 +141,21 @@ class Placement:
         drained = {
             pair.key.removeprefix(keys.DRAINING).decode(errors="replace") for pair in draining
         }
-        # Where all are drained, as the one that was to take over has died, they go on.
+        # If all are drained, because the one that was to take over has died, they keep their logs.
         captures = frozenset((names - drained or names) - set(self._refused()))
         if captures != self._captures:
             self._captures = captures
-            self._settled_at_s = time.monotonic() + _SETTLED_S
+            self._balance_at_s = time.monotonic() + _BALANCE_AFTER_S
         return captures
 
     def _is_settled(self) -> bool:
-        # A capture that dies again and again would take logs each time, and lose them.
-        return time.monotonic() >= self._settled_at_s
+        # Otherwise a capture that dies again and again would get logs each time, and lose them.
+        return time.monotonic() >= self._balance_at_s
 
 
 def _is_of_log(info: KeyValue, placed: Collection[str]) -> bool:
-    """Whether a record is of a log. One that cannot be read stays what it was: it has a placement,
-    and then whoever has it shows why it does not run; or the owner has it.
+    """Whether a record is of a log. An unreadable record is of a log if it has a placement: it
+    stays with that capture, or with the owner, which then shows why it does not run.
     """
     try:
         return is_log(read_info(info.key, info.value).source_uri)
@@ -165,11 +164,11 @@ def _is_of_log(info: KeyValue, placed: Collection[str]) -> bool:
 
 
 async def captures_of(meta: Meta, prefix: bytes) -> dict[str, str]:
-    """The capture of each log: that is to run it (`keys.PLACEMENTS`), or runs it
-    (`keys.MAINTAINERS`).
+    """The capture of each log: the one that is to run it (prefix `keys.PLACEMENTS`), or that runs
+    it (`keys.MAINTAINERS`).
     """
     pairs = await meta.get_prefix(prefix)
-    # What is no text was written by nobody of ours, and must not stop the others.
+    # A record that is not text was not written by us, and must not stop the others.
     return {
         pair.key.removeprefix(prefix).decode(): pair.value.decode()
         for pair in pairs
@@ -186,9 +185,7 @@ def _is_text(data: bytes) -> bool:
 
 
 class Owner(Changefeeds):
-    """The changefeeds that the owner runs: those that `placement` places on no other capture;
-    without a placement all.
-    """
+    """The changefeeds that the owner runs: those of the cluster; without `placement` all."""
 
     def __init__(
         self, factory: FeedFactory, pd: PdClient, placement: Placement | None = None
@@ -209,7 +206,7 @@ class Owner(Changefeeds):
             ChangeInterruptedError: whether it is made is not known; with any other error it is not.
         """
         try:
-            new, source = await self._usable(new)
+            new, source = await self._validated(new)
         except TidemarkError:
             # The capture that carried it out first may have had what this one lacks.
             if made := await self._made_before(new):
@@ -218,7 +215,7 @@ class Owner(Changefeeds):
         async with self._changing:
             self._check_active()
             try:
-                await self._make_free(new.id)
+                await self._ensure_free_id(new.id)
             except ChangefeedExistsError:
                 if made := await self._made_before(new):
                     return made
@@ -243,7 +240,7 @@ class Owner(Changefeeds):
             placement = self._placement if is_log(feed.info.source_uri) else None
             if placement is None:
                 self.feeds[new.id] = feed
-            await self._hand_over(feed, creating)
+            await self._hand_over_safepoint(feed, creating)
             if placement is None:
                 self._start(feed)
             else:
@@ -254,17 +251,16 @@ class Owner(Changefeeds):
         return feed
 
     async def check(self, new: NewChangefeed) -> Checked:
-        """What `create` would do; nothing is made, and nothing is kept.
-
-        Tables that cannot be replicated are reported, not raised; raises as `create` otherwise.
+        """Return what `create` would make, without making it. Tables that cannot be replicated are
+        reported, not raised; raises as `create` otherwise.
         """
-        new, source = await self._usable(replace(new, ignore_ineligible=True))
+        new, source = await self._validated(replace(new, ignore_ineligible=True))
         async with self._changing:
             self._check_active()
-            await self._make_free(new.id)
+            await self._ensure_free_id(new.id)
             creating = ""
             try:
-                start_ts, creating = await self._protected_start(source, new)
+                start_ts, creating = await self._protect_start(source, new)
                 selection = await new.selection(source, start_ts)
             finally:
                 await self._safepoints.give_up_creation(creating)
@@ -273,7 +269,7 @@ class Owner(Changefeeds):
         return Checked(start_ts, selection.read, selection.refused, selection.not_taken)
 
     async def recorded(self, loaded_ids: Collection[str]) -> list[Feed]:
-        """Changefeeds other than `loaded_ids`, as their records are; they do not run."""
+        """The changefeeds other than `loaded_ids`, built from their records; they do not run."""
         records = [each for each in await self._records.load() if each.info.id not in loaded_ids]
         if not records:
             return []
@@ -281,22 +277,22 @@ class Owner(Changefeeds):
         audits = await self._records.load_audits()
         feeds = [await self.loaded(record) for record in records]
         for feed in feeds:
-            # Else one whose lake job has given up would seem to be well for a moment, and whoever
-            # keeps the jobs would start it again.
+            # Without the report, a changefeed whose lake job has given up would look healthy for a
+            # moment, and `spark keep` would start the job again.
             feed.job, feed.audit = jobs.get(feed.id), audits.get(feed.id, Audit())
         return feeds
 
     async def place_logs(self) -> None:
-        """Place the logs anew, by the captures that are there now; raises UnavailableError."""
+        """Place the logs on the captures that live now; raises UnavailableError."""
         if self._placement is not None:
             await self._placement.decide()
 
     async def tables_of(self, changefeeds: Collection[str]) -> int:
-        """How many tables changefeeds have together, by their records."""
+        """The number of tables of these changefeeds together, by their records."""
         histories = [History(await self._records.schemas.load(each)) for each in changefeeds]
         return sum(len(history.at(MAX_TS)) for history in histories)
 
-    async def _records_of_mine(self) -> list[ChangefeedRecord]:
+    async def _own_records(self) -> list[ChangefeedRecord]:
         records = await self._records.load()
         if self._placement is None:
             return records
@@ -307,20 +303,20 @@ class Owner(Changefeeds):
             if not (record.info.id in placed if record.error else is_log(record.info.source_uri))
         ]
 
-    def _is_mine(self, feed: Feed) -> bool:
+    def _runs_here(self, feed: Feed) -> bool:
         if self._placement is None or not is_log(feed.info.source_uri):
             return True
         self._placement.changed.set()
         return False
 
-    async def _go_on(self) -> None:
+    async def _run_background(self) -> None:
         metrics.OWNER.set(1)
         try:
             if self._placement is None:
-                await super()._go_on()
+                await super()._run_background()
             else:
                 async with background_tasks(self._placement.run()):
-                    await super()._go_on()
+                    await super()._run_background()
         finally:
             metrics.OWNER.set(0)
 
@@ -336,10 +332,10 @@ class Owner(Changefeeds):
             feed = None if record is None else await self.loaded(record)
         return None if feed is None or feed.info.state is State.REMOVED else feed
 
-    async def _planned(
+    async def _plan_feed(
         self, new: NewChangefeed, source: Source, start_ts: int
     ) -> tuple[Feed, tuple[TableRecord, ...]]:
-        """The new changefeed, of which nothing is written yet, and its tables."""
+        """Build the new changefeed and its tables' records; writes nothing."""
         selection = await new.selection(source, start_ts)
         generation = await self._records.next_gc_generation(new.id)
         info = replace(new.info(start_ts, selection), gc_generation=generation)
@@ -357,8 +353,8 @@ class Owner(Changefeeds):
         except UnavailableError as err:
             raise ChangeInterruptedError.by_metadata(info.id, err) from err
 
-    async def _usable(self, new: NewChangefeed) -> tuple[NewChangefeed, Source]:
-        """A changefeed whose parameters can be used, with its salt, and its source; raises as
+    async def _validated(self, new: NewChangefeed) -> tuple[NewChangefeed, Source]:
+        """Check the parameters; returns them with the salt read, and the source. Raises as
         `create`.
         """
         new.records()
@@ -369,25 +365,25 @@ class Owner(Changefeeds):
         )
         return new, self._factory.make_source(new.id, new.source_uri)
 
-    async def _protected_start(self, source: Source, new: NewChangefeed) -> tuple[int, str]:
-        """Where it begins, and the service that keeps the history from there on for its
-        creation.
+    async def _protect_start(self, source: Source, new: NewChangefeed) -> tuple[int, str]:
+        """Choose the start ts, and protect the history after it; returns both the ts and the
+        service of the creation's safepoint.
         """
         now_ts = await source.now()
         start_ts = new.start_ts or now_ts
         check_range(start_ts, new.target_ts, now_ts)
         return start_ts, await self._safepoints.protect_creation(source, new.id, start_ts)
 
-    async def _make_free(self, changefeed: str) -> None:
-        """See that a changefeed of this id can be made here,
-        and forget what an earlier one has left: a log source saves its position for `now` next.
+    async def _ensure_free_id(self, changefeed: str) -> None:
+        """Check that the id is free, and delete what an earlier changefeed of the id has left. That
+        must be before `source.now()`, as a log saves its position then.
 
         Raises:
-            NotOwnerError, ChangefeedExistsError: it cannot.
+            NotOwnerError, ChangefeedExistsError: this capture is not the owner, or the id is taken.
         """
         self._check_active()
         if changefeed in self._unknown_outcomes:
-            await self._read_again(changefeed)
+            await self._reload(changefeed)
         if changefeed in self.feeds:
             raise ChangefeedExistsError(
                 f"changefeed {changefeed} exists already; choose another id or remove it"

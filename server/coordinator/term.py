@@ -2,20 +2,20 @@
 call finds it.
 
 `Election` follows until the leader key is free, takes it under a lease, serves a term, and begins
-again. The lease is granted only when the key is free, as in PD: who follows keeps nothing alive.
-`LeaderTerm` owns the cluster, the oracle, the safepoints and the RPC handlers over them; all of it
-is read before its first answer and dropped after its last. `CurrentTerm` is where the shells that
-serve calls find the present one.
+again. A lease is granted only when the key is free, as in PD: a follower has none to keep alive.
+`LeaderTerm` owns the cluster, the oracle, the safepoints and the RPC handlers over them. It reads
+all of them before its first answer, and drops them after its last one. `CurrentTerm` holds the
+present term for the servers of RPCs and HTTP.
 
-Nothing is shared with another term: a task of an earlier one that still runs finds its own state
-and its own fence, which writes nothing.
+Terms share nothing: a task of an earlier term that still runs has that term's state and fence, and
+can write nothing.
 
-`TermRouter` is the shell of PD's RPCs, on any coordinator. Only the leader answers. A follower
-refuses with PD's words by default; see docs/design/0009-coordinator-ha.md for why it does not
-forward by itself. A client may name a member in the metadata `pd-forwarded-host`: the call is then
-passed on to that member byte for byte (`MemberForwarder`). This is PD's way around a network that
-is broken between a client and the leader only. Nobody but members of this cluster is reached
-through us, and the name is not passed on: a call takes one step.
+`TermRouter` takes PD's RPCs on every coordinator. Only the leader answers them; a follower refuses
+with PD's words (docs/design/0009-coordinator-ha.md says why it does not forward them by itself). A
+client may name a member in the metadata `pd-forwarded-host`, which is PD's way around a network
+that is broken between a client and the leader: `MemberForwarder` then sends the call, byte for
+byte, to that member. It reaches members of this cluster only, and does not send the name on, so a
+call is forwarded once.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ _TERMS_TOTAL = Counter("tidemark_coordinator_terms_total", "Terms of leadership 
 _FLUSH_SECONDS = 1.0
 _RETRY_S = 0.2
 _LEADER_SERVICES = ("/pdpb.PD/", "/keyspacepb.Keyspace/")
-_OWN = (":", "grpc-", "user-agent", "content-type", "te", FORWARDED_HOST)
+_NOT_FORWARDED = (":", "grpc-", "user-agent", "content-type", "te", FORWARDED_HOST)
 
 _log = structlog.get_logger(__name__)
 
@@ -149,10 +149,9 @@ class LeaderTerm:
             finally:
                 for loop in loops:
                     loop.cancel()
-                # stores report regions again
+                # Region reports are written behind. Saving them here spares the next leader a wait
+                # for the stores' heartbeats; if it fails, those bring them again.
                 with suppress(MetaUnavailableError, NotLeaderError, TimeoutError):
-                    # Region reports are written behind; saving them here shortens the next leader's
-                    # start, and losing them costs a heartbeat.
                     async with asyncio.timeout(_FLUSH_SECONDS):
                         await self.cluster.flush()
 
@@ -215,7 +214,7 @@ async def _check_cluster_id(metadata: FencedMetadata, keys: ClusterKeys) -> int:
 
 
 class CurrentTerm:
-    """The term that calls are answered from; `term` is None while another coordinator leads."""
+    """Holds the term that answers calls; `term` is None while another coordinator leads."""
 
     def __init__(self, members: Members) -> None:
         self.term: LeaderTerm | None = None
@@ -223,7 +222,7 @@ class CurrentTerm:
 
     @asynccontextmanager
     async def serving(self, term: LeaderTerm) -> AsyncIterator[None]:
-        """Answer from `term` for the block; not one answer later."""
+        """Answer calls from `term` during the block, and none after it."""
         cluster = term.cluster
         async with term.running():
             self.term, self._members.leadership = term, term.leadership
@@ -258,8 +257,8 @@ class Election:
         self._last_key: Compare | None = None
 
     async def run(self, lease_s: int) -> None:
-        """Follow and lead until cancelled; a leader then gives its key up,
-        so that nobody waits for the lease.
+        """Follow, campaign and lead, until cancelled. A leader that is cancelled revokes its lease,
+        so that the next one need not wait for it.
         """
         while True:
             # A lease that etcd gives new time after its restart would keep our old key alive, and
@@ -267,15 +266,15 @@ class Election:
             await self._delete_last_key()
             await self._members.wait_leaderless()
             try:
-                await run_in_task(self._stand(lease_s))
+                await run_in_task(self._campaign_once(lease_s))
             except* NotLeaderError:
                 _log.warning("this coordinator led, and does no longer")
             except* (MetaUnavailableError, LeaseNotFoundError) as errors:
                 _log.warning("this coordinator cannot lead now", reason=str(errors.exceptions[0]))
                 await asyncio.sleep(_RETRY_S)
 
-    async def _stand(self, lease_s: int) -> None:
-        """Be a candidate once, with a lease of its own, and the leader if elected."""
+    async def _campaign_once(self, lease_s: int) -> None:
+        """Campaign once, with a new lease, and lead if elected."""
         async with await self._meta.grant_lease(lease_s) as lease:
             await self._campaign(lease)
 
@@ -290,7 +289,7 @@ class Election:
         # our own.
         self._last_key = fence = Compare.created_at(self._key, result.revision)
         leadership = Leadership((fence,), lambda: lease.deadline, self._members.not_leader)
-        async with background_tasks(_end_with(lease, leadership)):
+        async with background_tasks(_end_with_lease(lease, leadership)):
             async with leadership.while_held():
                 # Read after the election: what an earlier leader wrote last is durable and seen.
                 term = await self._load(leadership)
@@ -316,8 +315,10 @@ class Election:
                 await asyncio.sleep(_RETRY_S)
 
 
-async def _end_with(lease: Lease, leadership: Leadership) -> None:
-    """End it when the lease is lost, and by the clock even if nothing says so."""
+async def _end_with_lease(lease: Lease, leadership: Leadership) -> None:
+    """End the leadership when the lease is lost, or at its deadline by the clock, even if the
+    metadata says nothing.
+    """
     # The deadline moves with each renewal, so it is read again after each wait.
     while leadership.held:
         try:
@@ -330,7 +331,7 @@ async def _end_with(lease: Lease, leadership: Leadership) -> None:
 
 
 class MemberForwarder:
-    """Channels to the other members; `stack` closes them."""
+    """Forwards calls to other members, by channels that `stack` closes."""
 
     def __init__(self, members: Members, security: SecurityConfig, stack: AsyncExitStack) -> None:
         self._members = members
@@ -339,7 +340,7 @@ class MemberForwarder:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def handler(self, details: grpc.HandlerCallDetails) -> Any:
-        """A handler that forwards this call; None if it is meant for us."""
+        """A handler that forwards the call to the member it names; None if that is this one."""
         host = next(
             (
                 str(value)
@@ -365,7 +366,7 @@ class MemberForwarder:
             metadata = [
                 (key, value)
                 for key, value in context.invocation_metadata()
-                if not key.startswith(_OWN)
+                if not key.startswith(_NOT_FORWARDED)
             ]
             call = self._channel(host).stream_stream(method, None, None)(
                 requests, timeout=context.time_remaining(), metadata=metadata

@@ -1,19 +1,20 @@
-"""Where in a log we stand, the commit_ts there, and which times of transactions count for it. Pure.
+"""A position in a log, the commit_ts there, and which transaction times count for commit_ts. Pure.
 
     commit_ts(n) = max(commit_ts(n - 1) + 2, physical time of transaction n in TSO layout)
 
-over all transactions of the log in its order, whatever tables they touch. The commit_ts before each
-one, which no transaction has, belongs to schema changes: a transaction may bring one and rows above
-it (CREATE TABLE … SELECT). The time is one that replicas repeat, so that they give the same one:
-with MariaDB the second of the GTID event; with MySQL the millisecond of the commit on the server
-that ran it, as a replica's event has the second of the last statement. A saved position is a place
-and its commit_ts: whoever goes on from one gives all later transactions the same commit_ts.
+over all transactions of the log in its order, whatever tables they touch. The timestamp before each
+commit_ts, which no transaction has, is for schema changes: a transaction may bring one and rows
+above it (CREATE TABLE … SELECT). The time is one that replicas repeat, so that reading a replica
+gives the same commit_ts: with MariaDB the second of the GTID event; with MySQL the millisecond of
+the commit on the server that ran it (a replica's event header has the second of the last statement
+instead). A saved position is a place and its commit_ts: reading on from there gives all later
+transactions the same commit_ts again.
 
-A time that is far in the future must not move all commit_ts behind it. A time is odd if it was more
-than `max-clock-skew` after the present when its transaction was read for the first time. Odd times
-count as nothing for commit_ts. Whoever reads the log again must decide the same, at whatever
-present, so decisions are kept with the changefeed, durable before a commit_ts that depends on them
-is used:
+A time that is far in the future must not raise the commit_ts of everything behind it. A time is odd
+if it was more than `max-clock-skew` after the present when its transaction was first read. Odd
+times are ignored for commit_ts. When the log is read again, at another present, the decision must
+be the same. So decisions are kept with the changefeed, durable before a commit_ts that depends on
+them is used:
 
     time limit = (from_ts, until_ms, odd_ts)
 
@@ -161,7 +162,9 @@ class LogPosition:
     def passed(
         self, gtid: MariaGtid | MysqlGtid | None, ts: int, next_position: int, first_gno: int = 0
     ) -> None:
-        """Move behind a complete transaction; with `first_gno` behind all of MySQL's from it on."""
+        """Move behind a complete transaction; with `first_gno` behind all MySQL transactions from
+        that number up to `gtid`.
+        """
         self.ts = ts
         if self.file != self.read_file:
             self._move(self.read_file, FIRST_POSITION)

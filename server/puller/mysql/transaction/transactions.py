@@ -251,7 +251,7 @@ class Transactions:
             yield LogBegins()
         elif kind == EventType.ROTATE:
             rotate = Rotate.parse(events.body(event_number))
-            # The server makes one for each reader, which has no place in the log.
+            # An artificial ROTATE, which the server makes for each reader, has no place in the log.
             logged = next_position(events, event_number) > 0
             self.position.rotated(rotate.file, rotate.position, logged=logged)
         elif kind == EventType.MARIADB_GTID_LIST:

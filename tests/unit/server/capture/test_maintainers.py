@@ -54,9 +54,9 @@ NAMES = ("ann", "ben", "cat")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(owner_module, "_LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(owner_module, "_SETTLED_S", 0.2)
-    monkeypatch.setattr(maintainers_module, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(owner_module, "_DECIDE_EVERY_S", 0.02)
+    monkeypatch.setattr(owner_module, "_BALANCE_AFTER_S", 0.2)
+    monkeypatch.setattr(maintainers_module, "_ADJUST_EVERY_S", 0.02)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ async def test_a_creation_that_its_owner_did_not_survive_is_made_once_by_the_nex
     cluster, monkeypatch
 ):
     """Its owner ends when the record is written, before it has answered."""
-    monkeypatch.setattr(changefeeds_module, "_LEAVE_S", 0.0)
+    monkeypatch.setattr(changefeeds_module, "_DRAIN_TIMEOUT_S", 0.0)
     monkeypatch.setattr(checkpoint_saver_module, "_FINAL_SAVE_S", 0.0)
     monkeypatch.setattr(membership_module, "_RETRY_S", 0.05)
     capture = await cluster.start("a")

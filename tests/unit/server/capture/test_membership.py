@@ -43,7 +43,7 @@ async def test_a_capture_that_comes_back_as_another_is_elected_knows_it(meta, up
         await meta.campaign(keys.OWNER, b"back", earlier.id)
         returning = member(meta, upstream, "back")
         # the election is won by the other one: this capture's own campaign begins after it
-        returning._own = partial(_never, returning)
+        returning._serve_as_owner = partial(_never, returning)
         running = tasks.create_task(returning.run("a:1", "a:2"))
         await meta.campaign(keys.OWNER, b"other", other.id)
         await returning.settled.wait()
