@@ -61,7 +61,7 @@ from storage.defect import request_error
 from storage.meta.errors import MetaUnavailableError
 from storage.model.errors import TidemarkError, UnavailableError
 
-_LEAVE_S: Final = 10.0
+_DRAIN_TIMEOUT_S: Final = 10.0
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
@@ -206,7 +206,7 @@ class Changefeeds:
             check_open(feed)
             await feed.stop()
             try:
-                await self._move(feed, State.STOPPED, request)
+                await self._set_state(feed, State.STOPPED, request)
             except TidemarkError:
                 self._start(feed)
                 raise
@@ -253,10 +253,10 @@ class Changefeeds:
             await self._forget_job(feed)
             if start_ts == feed.checkpoint_ts:
                 await feed.restart_at(start_ts, feed.catalog.history)
-                await self._move(feed, State.NORMAL, request)
+                await self._set_state(feed, State.NORMAL, request)
             else:
                 await self._overwrite(feed, start_ts, request)
-            await self._hand_over(feed, creating)
+            await self._hand_over_safepoint(feed, creating)
             self._start(feed)
         return feed
 
@@ -429,9 +429,9 @@ class Changefeeds:
                 # Another one of that id.
                 return None
             if feed.is_info_readable:
-                await self._move(feed, State.REMOVED, request)
+                await self._set_state(feed, State.REMOVED, request)
             try:
-                await self._end(feed, request)
+                await self._finish_or_remove(feed, request)
             except MetaUnavailableError as err:
                 raise ChangeInterruptedError.by_metadata(changefeed, err) from err
         return feed
@@ -445,7 +445,7 @@ class Changefeeds:
         """Run the background work until cancelled."""
         await self._saver.run()
 
-    async def _end(self, feed: Feed, request: str = "") -> None:
+    async def _finish_or_remove(self, feed: Feed, request: str = "") -> None:
         """Carry out a removal, or the end at target_ts; repeated until it succeeds."""
         if feed.info.state.is_running:
             await self._set_state(feed, State.FINISHED)
@@ -611,7 +611,7 @@ class Changefeeds:
         if self._tasks is None or self._is_leaving:
             raise _not_owner()
 
-    async def _move(self, feed: Feed, state: State, request: str = "") -> None:
+    async def _set_state(self, feed: Feed, state: State, request: str = "") -> None:
         info = feed.info.moved_to(state)
         await self._save_info(feed, info, request)
         feed.info, feed.info_saved = info, True

@@ -209,7 +209,7 @@ class Owner(Changefeeds):
             new, source = await self._validated(new)
         except TidemarkError:
             # The capture that carried it out first may have had what this one lacks.
-            if made := await self._made_before(new):
+            if made := await self._created_by(new):
                 return made
             raise
         async with self._changing:
@@ -217,7 +217,7 @@ class Owner(Changefeeds):
             try:
                 await self._ensure_free_id(new.id)
             except ChangefeedExistsError:
-                if made := await self._made_before(new):
+                if made := await self._created_by(new):
                     return made
                 raise
             if await self.is_carried_out(new.id, new.request):
@@ -225,9 +225,9 @@ class Owner(Changefeeds):
                     f"this request has made changefeed {new.id}, which was removed since: to make "
                     "another one, send a request with another request_id"
                 )
-            start_ts, creating = await self._protected_start(source, new)
+            start_ts, creating = await self._protect_start(source, new)
             try:
-                feed, tables = await self._planned(new, source, start_ts)
+                feed, tables = await self._plan_feed(new, source, start_ts)
                 await self._write(feed.info, tables, new.request)
             except ChangeInterruptedError:
                 # The record may be there, and then needs its history. The creation's safepoint
@@ -320,7 +320,7 @@ class Owner(Changefeeds):
         finally:
             metrics.OWNER.set(0)
 
-    async def _made_before(self, new: NewChangefeed) -> Feed | None:
+    async def _created_by(self, new: NewChangefeed) -> Feed | None:
         """The changefeed, if an earlier call of the same request has made it, and nobody is
         removing it.
         """
