@@ -21,14 +21,13 @@ from server.puller.mysql.tables import Tables, is_hidden
 from server.puller.mysql.transaction.commits import Commits
 from server.puller.source import Rows
 from sink.mounter import source_columns
-from storage.model.event import DELETE
 from storage.model.span import Span
 from storage.model.system_schemas import WATERMARK_SCHEMA
-from storage.mysql.arrow import arrow_columns
-from storage.mysql.changes import Plan, read_changes
+from storage.mysql.changes import Plan, read_changes, rows_left
+from storage.mysql.charset import decode_text
 from storage.mysql.event import Events
 from storage.mysql.rows import SHAPES_MAX, TableMaps, TableRows
-from storage.mysql.schema import Table
+from storage.mysql.schema import INTEGERS, Column, Table
 from storage.mysql.table_map import TableMap
 
 _PARTS_MAX = 1 << 20
@@ -245,23 +244,20 @@ def _name(table_map: TableMap) -> TableName:
 
 
 def watermark_rows(events: Events, rows: TableRows) -> Iterator[tuple[Mapping[str, object], int]]:
-    """Each written row and the number of its event; few, so that each event is read by itself.
+    """Each written row, its texts and integers as such, and the number of its event.
 
     Raises:
         RowImageError, CorruptError: they cannot be read.
     """
-    table = rows.table.to_table(1)
-    plan = Plan.of(table)
-    commit_ts = np.ones(len(events), np.uint64)
-    for number in rows.numbers:
-        batch = read_changes(
-            events, TableRows(rows.table, np.array([number])), plan, commit_ts
-        ).batch
-        batch = batch.filter(np.asarray(batch.column("op")) != DELETE)
-        columns = arrow_columns(table, batch.column("value"))
-        for place in range(batch.num_rows):
-            values = {
-                column.name: array[place].as_py()
-                for column, array in zip(table.columns, columns, strict=True)
-            }
-            yield values, int(number)
+    plan = Plan.of(rows.table.to_table(1))
+    for cells, event in rows_left(events, rows, plan):
+        columns = zip(plan.table.columns, cells, strict=True)
+        yield {column.name: _value(column, cell) for column, cell in columns}, event
+
+
+def _value(column: Column, cell: bytes | None) -> str | int | bytes | None:
+    if cell is None:
+        return None
+    if column.type in INTEGERS:
+        return int.from_bytes(cell, "little", signed=not column.unsigned)
+    return decode_text(column.charset, cell) if column.is_text else cell

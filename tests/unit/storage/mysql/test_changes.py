@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE
-from storage.mysql.changes import Plan, read_changes
+from storage.mysql.changes import Plan, read_changes, rows_left
 from storage.mysql.event import Events, EventType, EventUnsupportedError
 from storage.mysql.rows import RowImageError, TableMaps, TableRows, completed, find_images
 from tests.unit.storage.mysql.encode import (
@@ -171,6 +171,25 @@ def test_a_lacking_column_without_nulls_has_some_value_and_one_that_is_read_is_n
 
 
 COLUMNS = [(LONG, 0), (VARCHAR, 20)]
+
+
+def test_rows_left_are_those_after_inserts_and_updates() -> None:
+    one, two = struct.pack("<I", 1), struct.pack("<I", 2)
+    groups: list[tuple[EventType, list[list[Cell]]]] = [
+        (EventType.WRITE_ROWS_V1, [[one, b"a"], [two, None]]),
+        (EventType.UPDATE_ROWS_V1, [[one, b"a"], [two, b"b"]]),
+        (EventType.DELETE_ROWS_V1, [[two, None]]),
+        (EventType.UPDATE_ROWS, [[two, b"b"], [two, b""]]),
+    ]
+    log = events(
+        [event(19, table_map(7, "t", COLUMNS))]
+        + [event(kind, rows(kind, 7, COLUMNS, group)) for kind, group in groups]
+    )
+    (found,) = TableMaps(mariadb=True).group(log)
+    left = rows_left(log, found, Plan.of(found.table.to_table(1)))
+    assert list(left) == [([one, b"a"], 1), ([two, None], 1), ([two, b"b"], 2), ([two, b""], 4)]
+
+
 STEPS = st.lists(
     st.tuples(st.sampled_from("iud"), st.integers(0, 3), st.integers(0, 3)), max_size=12
 )
