@@ -162,7 +162,7 @@ class Dispatcher:
             self._wanted.notify()
 
     def remove_table(self, span: Span) -> None:
-        """No more tasks for the table; one that runs comes to nothing."""
+        """Start no more tasks for the table; what a running one stages is dropped."""
         with self._wanted:
             self._tables.pop(span, None)
             self._heap.remove(span)
@@ -211,7 +211,7 @@ class Dispatcher:
     def _dispatch(self) -> None:
         while (task := self._next_task()) is not None:
             self._channel.put(task)
-        # Behind the tasks that were passed on: each of them runs to its end.
+        # After the tasks in the channel, so that each of them runs to its end.
         for _ in self._threads[1:]:
             self._channel.put(_STOP)
 
@@ -221,8 +221,8 @@ class Dispatcher:
         """
         with self._wanted:
             while not self._stopping:
-                # Only for an idle worker: a task that waited would hold memory, and the slowest
-                # table of then would not be the slowest when it runs.
+                # Only for an idle worker: a task that waited would hold memory, and by the time it
+                # runs another table might be the slowest.
                 look_again_s, task = self._wake_unread(), None
                 if self._idle_workers and not self._short_of_memory:
                     task = self._take_slowest()
@@ -257,7 +257,7 @@ class Dispatcher:
     def _take_slowest(self) -> SinkTask | None:
         while (progress := self._heap.pop()) is not None:
             table = self._tables[progress.span]
-            # Acknowledged meanwhile, from what readers had of the sorter.
+            # Readers may have acknowledged rows that they got from the sorter.
             lower = max(progress.next_lower, Position(table.checkpoint_ts + 1, 0))
             upper_ts = min(
                 self._upper(table),
@@ -301,8 +301,8 @@ class Dispatcher:
             self._wanted.notify()
 
     def _run(self, task: SinkTask) -> TaskResult | None:
-        """Run a task; None: the table is staged no more,
-        its readers go to the sorter and see what is wrong.
+        """Run a task. None: the table is not staged any more; its readers go to the sorter, and get
+        the error there.
         """
         run = TaskRun(
             task,
@@ -360,8 +360,8 @@ class Dispatcher:
             )
 
     def _leave_out(self, table: TableSink, error: str | None) -> bool:
-        """Stage the table no more, until `retry`; returns whether this is the first failure since
-        it went well.
+        """Do not stage the table until `retry`; returns whether this is its first failure since it
+        was staged well.
         """
         table.restart()
         with self._wanted:
@@ -450,8 +450,8 @@ class TaskRun:
         return True
 
     def _verify_read(self, sorter: Sorter) -> None:
-        """See that the sorter compares what it gave: it has, if the task began with a commit_ts;
-        else let it do so now.
+        """Let the sorter compare the rows that it gave with those it had got. It has done so
+        already at the end of the fetch, unless the task began within a commit_ts.
         """
         table, upper_ts = self._task.table, self._task.upper.commit_ts
         if self._task.lower.start_ts:
@@ -459,7 +459,7 @@ class TaskRun:
         table.verified_ts = max(table.verified_ts, upper_ts)
 
     def _hand_over(self, last: Position, following: Position) -> None:
-        """Announce what is known to be complete, now that the row after `last` is known."""
+        """Announce the transactions that are complete, now that the row after `last` is known."""
         if following.commit_ts > last.commit_ts:
             finished = Position.fence(last.commit_ts)
         elif following != last:
@@ -497,7 +497,8 @@ class TaskRun:
         """Take `size` bytes in place of those that are left, which are too few; False: `mode`
         allows no waiting, and there is no room.
         """
-        # Else all workers could wait for what the others hold (`sink.quota`).
+        # First give back what is left: otherwise all workers could wait for each other's memory
+        # (`sink.quota`).
         spare, self._spare_bytes = self._spare_bytes, 0
         self._quota.refund(spare)
         metrics.ACQUIRED.labels(mode.value).inc()

@@ -28,7 +28,9 @@ from storage.model.span import Span
 
 
 class Ranges:
-    """Any thread may ask; `changed` is the sink manager's lock over `tables`."""
+    """Serves ranges to readers, from any thread; `changed` is the sink manager's lock over
+    `tables`.
+    """
 
     def __init__(self, sorter: Sorter, tables: TableSinks, changed: threading.Condition) -> None:
         self.reads_staged = 0
@@ -95,13 +97,13 @@ class Ranges:
             removals = self._tables.removals
             try:
                 slices = self._planned(self._spans(start_ts, end_ts), start_ts, end_ts, slice_bytes)
-                # Rows that were given up meanwhile would look like a range without any.
+                # If rows were dropped meanwhile, the range would look as if it had none.
                 self._check_kept(None, start_ts)
             except TableNotFoundError:
                 if removals == self._tables.removals:
                     raise
             else:
-                # Of a table that went meanwhile, only some slices may be among these.
+                # If a table was removed meanwhile, some of its slices may be missing.
                 if removals == self._tables.removals:
                     return slices
 
@@ -117,7 +119,7 @@ class Ranges:
                 slices += [part] if part.rows else []
             else:
                 slices += sliced(span, extents, start_ts, end_ts, slice_bytes)
-            # Once more: rows that were given up meanwhile would look like a range without any.
+            # Again: if rows were dropped meanwhile, the range would look as if it had none.
             table.check_kept(start_ts)
         return slices
 
@@ -167,10 +169,10 @@ class Ranges:
         ]
 
     def _check_kept(self, span: Span | None, start_ts: int) -> None:
-        """See that the rows of the table (None: of every table) above `start_ts` are still there.
+        """Check that the rows of the table (None: of every table) above `start_ts` are still here.
 
-        A table whose rows are gone may have none left: it looks like one that never had any. So
-        does one that was pulled from above `start_ts`, after a move or a restart.
+        A table whose rows were all dropped looks like one that never had any. So does a table that
+        was pulled from above `start_ts`, after a move or a restart.
         """
         with self._changed:
             if span is not None:
@@ -187,7 +189,7 @@ class Ranges:
                 table.check_kept(start_ts)
 
     def _check_floor(self, start_ts: int) -> None:
-        """See that a range of all tables begins where none is gone that had rows in it."""
+        """Check that a range of all tables contains no rows of a table that was removed."""
         tables = self._tables
         kept_ts = tables.most_cleaned_ts if tables.keeps_history else tables.gone_ts
         if start_ts < kept_ts:
@@ -220,7 +222,7 @@ def _count_rows(source: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
 
 
 class Acks:
-    """Any thread may acknowledge; `changed` is the sink manager's lock over `tables`."""
+    """Takes acknowledgements, from any thread; `changed` is the manager's lock over `tables`."""
 
     def __init__(
         self,
@@ -230,7 +232,7 @@ class Acks:
         dispatcher: Dispatcher,
         remove: Callable[[Span], None],
     ) -> None:
-        """`remove` takes a table out of the sink that ended and is not needed any more."""
+        """`remove` removes a table from the sink that has ended and is not needed any more."""
         self._sorter = sorter
         self._tables = tables
         self._changed = changed
@@ -243,7 +245,8 @@ class Acks:
         Raises:
             TableNotFoundError, AckAboveResolvedError, SinkRowsLostError: see `SinkManager.ack`.
         """
-        # A table's acknowledgement takes its own lock, and frees memory: outside of the manager's.
+        # Outside of the manager's lock: an acknowledgement takes the table's lock, and frees
+        # memory.
         with self._changed:
             table = self._tables.one(span)
             complete_ts = table.complete_ts
@@ -268,8 +271,8 @@ class Acks:
             )
             busy = self._tables.busy()
         moved, lost = _acknowledged(busy, None, ts)
-        # A table that lost rows keeps its checkpoint, so the shared one must not move: the quiet
-        # tables are acknowledged one by one then.
+        # A table that has lost rows keeps its checkpoint, so the shared checkpoint must not move,
+        # and the quiet tables are acknowledged one by one.
         with self._changed:
             news = lost is None and self._tables.acknowledge_all(ts)
             quiet = [] if lost is None else list({*self._tables.all()} - {*busy})
@@ -287,8 +290,8 @@ class Acks:
         self._give_up(busy)
 
     def _moved(self, tables: list[TableSink], *, news: bool = False) -> None:
-        """Free what these tables, whose checkpoints have moved, need no more; `news`: those of
-        tables without rows have moved.
+        """Free what these tables, whose checkpoints have moved, do not need any more; `news`: the
+        shared checkpoint of tables without rows has moved, too.
         """
         if not tables and not news:
             return
@@ -300,10 +303,10 @@ class Acks:
         """Let the sorter clean the tables' rows that are not kept, and remove tables that have
         ended.
         """
-        # Said before it is done: whoever plans meanwhile must not take rows that go for none.
+        # Noted before it is done: a plan made meanwhile must not take dropped rows for no rows.
         with self._changed:
             cleaned = [self._tables.note_cleaned(table) for table in tables]
-        # The sorter first: whether a table has rows left is asked below, after it was cleaned.
+        # The sorter is cleaned first: below it is asked whether tables have rows left.
         for table, cleaned_ts in zip(tables, cleaned, strict=True):
             self._clean(table, cleaned_ts)
             self._dispatcher.retry(table)
@@ -334,7 +337,9 @@ class Acks:
 def _acknowledged(
     tables: Iterable[TableSink], start_ts: int | None, ts: int
 ) -> tuple[list[TableSink], SinkRowsLostError | None]:
-    """The tables whose checkpoint moved, and why some did not."""
+    """Acknowledge tables; returns those whose checkpoint has moved, and the error of one that has
+    lost rows.
+    """
     moved: list[TableSink] = []
     lost: SinkRowsLostError | None = None
     for table in tables:

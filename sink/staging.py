@@ -44,13 +44,11 @@ class Staging:
         self._appended.append((batch, size))
 
     def advance(self, resolved: ResolvedTs) -> int:
-        """The appended rows with commit_ts <= `resolved.ts` are handed over;
-        returns their bytes.
-        """
+        """Serve the appended rows with commit_ts <= `resolved.ts`; returns their bytes."""
         moved = 0
         for number, (batch, size) in enumerate(self._appended):
-            # The last batch may go on with a transaction that is not complete: its memory is
-            # divided by rows.
+            # The last batch may end with rows of an incomplete transaction: its memory is divided
+            # in proportion to the rows.
             below = clip(batch, -1, resolved.ts)
             share = size * below.num_rows // batch.num_rows
             if below.num_rows:
@@ -62,7 +60,7 @@ class Staging:
         else:
             self._appended.clear()
         self.covered_to = max(self.covered_to, resolved.mark)
-        # Only then is known how many of the rows read so far have a commit_ts up to it.
+        # Only then it is known that all rows read so far have a commit_ts up to it.
         if not self._appended and not resolved.is_batch:
             self._counts.complete(resolved.ts)
         return moved

@@ -1,7 +1,7 @@
 """One table of the sink: how far it is resolved, staged and acknowledged, behind one lock.
 
-A table of which rows were lost on the way gives no more rows and takes no more acknowledgements:
-the checkpoint stays below the loss, and who pulls again from there has the rows.
+A table that has lost rows on the way serves no more rows and takes no more acknowledgements: its
+checkpoint stays below the loss, and pulling again from there brings the rows.
 
 Lock order: the sink manager's, then a table sink's, then the quota's.
 """
@@ -68,7 +68,7 @@ class TableSink:
     def __init__(
         self, incarnation: Incarnation, mounts: Mounts, quota: MemQuota, shared: SharedCheckpoint
     ) -> None:
-        """`shared` is what was acknowledged of all tables."""
+        """`shared` is the checkpoint that acknowledgements of all tables move."""
         start_ts = incarnation.start_ts
         self.span = incarnation.span
         self.version = incarnation.version
@@ -120,7 +120,7 @@ class TableSink:
         return min(self.mounts.next_change(ts), self.end_ts)
 
     def reopen(self, ts: int) -> None:
-        """A table that had ended has rows again, above `ts`; there are none between."""
+        """Let a table that had ended go on above `ts`; it has no rows between its end and `ts`."""
         with self._lock:
             # There is nothing to acknowledge between its end and `ts`; a checkpoint that stayed at
             # its end would hold back all tables.
@@ -131,7 +131,7 @@ class TableSink:
     def append(self, batch: pa.RecordBatch, size: int) -> None:
         """See `Staging.append`."""
         with self._lock:
-            # A worker may still run a task of a table that was removed: its memory is nobody's.
+            # A worker may still run a task of a removed table, to which no memory belongs any more.
             if self._removed:
                 self._quota.refund(size)
             else:
@@ -162,8 +162,8 @@ class TableSink:
         """
         with self._lock:
             self._check_whole()
-            # What was acknowledged of all tables becomes this one's own first: else the range would
-            # lie above a gap, and the checkpoint would wait for it.
+            # First take over the acknowledgements of all tables: otherwise there would be a gap
+            # below this range, and the checkpoint would wait for it to close.
             self._checkpoint.raise_to(self._shared.position)
             before = self.checkpoint_ts
             moved = self._checkpoint.ack(before if start_ts is None else start_ts, end_ts) > before

@@ -39,15 +39,17 @@ FILTERS_MAX: Final = 256
 ALL_DML: Final = "all dml"
 TRUNCATE_TABLE: Final = "truncate table"
 DROPS: Final = frozenset({"drop table", "drop database", "drop schema"})
-UNHEARD: Final = frozenset(
+WITHOUT_EFFECT: Final = frozenset(
     {
         *("add index", "create index", "drop index", "rename index", "alter index visibility"),
         *("create database", "create schema", "create view", "drop view", "alter ttl info"),
         *("modify table comment", "modify schema charset and collate", "rebase auto id"),
     }
 )
-"""DDL that changes no row and no column; if an index was the key, the DDL is carried out."""
-FITTING: Final = frozenset(
+"""DDL that changes no row and no column, and may be ignored; if its index was the table's key, the
+DDL is carried out all the same.
+"""
+NOT_IGNORABLE: Final = frozenset(
     {
         *("create table", "rename table", "recover table", "all ddl", "all", "multi schema change"),
         *("add column", "drop column", "modify column", "change column", "rename column"),
@@ -56,7 +58,7 @@ FITTING: Final = frozenset(
         *("truncate table partition", "exchange table partition", "reorganize table partition"),
     }
 )
-"""DDL behind which the rows would not fit, or which changes rows in no event."""
+"""DDL that cannot be ignored: later rows would not fit, or it changes rows without row events."""
 
 
 class EventFilterError(InvalidError):
@@ -124,16 +126,16 @@ class EventFilter:
                 operations |= OPERATIONS.keys()
             elif event in OPERATIONS:
                 operations.add(event)
-            elif event in FITTING:
+            elif event in NOT_IGNORABLE:
                 raise EventFilterError(
                     f"ignore-event {event!r} cannot be had: the rows of the table would not fit "
                     "behind such a DDL, or change in no event. Leave tables out by the filter, and "
                     "columns by column selectors"
                 )
-            elif event not in (TRUNCATE_TABLE, *DROPS, *UNHEARD):
+            elif event not in (TRUNCATE_TABLE, *DROPS, *WITHOUT_EFFECT):
                 raise EventFilterError(
                     f"ignore-event {event!r} is not known: it is one of {', '.join(OPERATIONS)}, "
-                    f"{ALL_DML}, {TRUNCATE_TABLE}, {', '.join(sorted(DROPS | UNHEARD))}"
+                    f"{ALL_DML}, {TRUNCATE_TABLE}, {', '.join(sorted(DROPS | WITHOUT_EFFECT))}"
                 )
         return frozenset(operations)
 

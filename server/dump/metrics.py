@@ -8,7 +8,7 @@ REPLACED = Counter(
     "tidemark_dump_replaced_rows_total",
     "Rows of chunks left out, as the log changed them meanwhile",
 )
-AGAIN = Counter(
+CHUNKS_AGAIN = Counter(
     "tidemark_dump_chunks_again_total",
     "Chunks that must be read again: schema changes, faults, full windows",
 )

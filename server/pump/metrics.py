@@ -22,7 +22,7 @@ PULLED = Counter("tidemark_pump_pulled_binlogs_total", "Binlogs sent to readers,
 ORPHANS = Counter(
     "tidemark_pump_orphan_commits_total", "Commits not sent because their prewrite is not known."
 )
-LONELY_ASKED = Counter(
+UNMATCHED_CHECKS = Counter(
     "tidemark_pump_lonely_prewrites_asked_total",
     "Questions to the store what became of a prewrite: committed, rolled_back, undecided, failed.",
     ["answer"],

@@ -127,12 +127,12 @@ class UnmatchedPrewrites:
         try:
             commit_ts = await self._outcome(start_ts, pointer, now_ts)
         except TidemarkError as err:
-            metrics.LONELY_ASKED.labels("failed").inc()
+            metrics.UNMATCHED_CHECKS.labels("failed").inc()
             return err
         if commit_ts is None:
-            metrics.LONELY_ASKED.labels("undecided").inc()
+            metrics.UNMATCHED_CHECKS.labels("undecided").inc()
             return None
-        metrics.LONELY_ASKED.labels("committed" if commit_ts else "rolled_back").inc()
+        metrics.UNMATCHED_CHECKS.labels("committed" if commit_ts else "rolled_back").inc()
         return parse(outcome(start_ts, commit_ts))
 
     @staticmethod

@@ -3,11 +3,11 @@ in one group. Requests that are invalid whatever the state of their keys are ref
 
 Limits are TiKV's: `storage.max-key-size` (of the encoded key) and `raftstore.raft-entry-max-size`.
 
-A timestamp is refused that the oracle cannot have given out yet: one read at a timestamp of next
-year would lift every later commit_ts that the store computes to next year as well (see
-`storage.mvcc.read_fence`). So a request may be at most a minute ahead of what the store knows of
-the oracle; before the store refuses one, it asks the oracle. Timestamps up to that need nobody: old
-snapshots stay readable without a coordinator.
+A timestamp that the oracle cannot have given out yet is refused: a read at a timestamp of next year
+would raise every commit_ts that the store computes later to next year, too (see
+`storage.mvcc.read_fence`). So a timestamp may be at most a minute ahead of the last one that the
+store knows of the oracle; before it refuses a request, the store asks the oracle. Smaller
+timestamps need no coordinator, so old snapshots stay readable without one.
 """
 
 import asyncio
@@ -191,7 +191,7 @@ class Runner:
         """
         if not calls:
             return []
-        # Before anything is touched: a timestamp of the future must not reach the fence.
+        # Checked first: a timestamp of the future must not reach the fence.
         ahead = await self._ahead(calls)
         good = [call for place, call in enumerate(calls) if place not in ahead]
         answers = await asyncio.get_running_loop().run_in_executor(
@@ -317,8 +317,8 @@ class Runner:
 
     def _read_one(self, snapshot: Any, call: Call) -> Any:
         method, request = call
-        # Asked in the reader thread, at the snapshot's time: the region may have changed since the
-        # call was queued.
+        # Checked in the reader thread, after the snapshot was taken: the region may have changed
+        # since the call was queued.
         region = self._gate.admit(request.context, method.keys(request), raw=method.raw)
         if not isinstance(region, Region):
             return method.response(region_error=region)

@@ -236,7 +236,7 @@ class ClusterDump:
             read = await self._chunks.read(pick.table_id, pages)
         except TidemarkError as err:
             surveyed.pace.failed()
-            metrics.AGAIN.inc(len(pages))
+            metrics.CHUNKS_AGAIN.inc(len(pages))
             self._note(dump, str(err))
             return 0, 0
         self._note(dump, "")
@@ -247,7 +247,7 @@ class ClusterDump:
             self._surveyed.get(pick.table_id) is not surveyed
             or read.generation != surveyed.generation
         ):
-            metrics.AGAIN.inc(len(pages))
+            metrics.CHUNKS_AGAIN.inc(len(pages))
         else:
             for (place, _, epoch), page, page_read in zip(at, pages, read.pages, strict=True):
                 last = cursor_of(page_read.last) if page_read.rows else None
@@ -256,7 +256,7 @@ class ClusterDump:
                 )
                 dump.note_read(chunk)
                 dump.count_chunk(chunk, read.ts)
-                surveyed.saw(place, page, page_read)
+                surveyed.note_rows(place, page, page_read)
             dump.set_expected(dump.rows_counted + surveyed.left(dump))
         return self._counted(read)
 

@@ -161,11 +161,11 @@ class RowEstimate:
         """Ranges whose rows are known already."""
         for place, part in enumerate(parts):
             if part.rows is not None:
-                self.saw(place, part.scale.first, part.scale.last, part.rows)
+                self.note_rows(place, part.scale.first, part.scale.last, part.rows)
         self.counted = frozenset(place for place, part in enumerate(parts) if part.rows is not None)
 
-    def saw(self, place: int, begin: bytes, last: bytes, rows: int) -> None:
-        """A range has `rows` rows from `begin` to `last`."""
+    def note_rows(self, place: int, begin: bytes, last: bytes, rows: int) -> None:
+        """Note that a range has `rows` rows from `begin` to `last`."""
         if rows and place not in self.counted:
             scale = self._scales[place]
             before, width = self._seen.get(place, (0, 0))

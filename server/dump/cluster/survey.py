@@ -68,9 +68,9 @@ class Surveyed:
         """The key at which a range is to be read further."""
         return at.after[0].data + b"\0" if at.after else self.ranges[place].start_key
 
-    def saw(self, place: int, page: Page, read: PageRead) -> None:
+    def note_rows(self, place: int, page: Page, read: PageRead) -> None:
         """A page was read."""
-        self.estimate.saw(place, page.begin, read.last, read.rows)
+        self.estimate.note_rows(place, page.begin, read.last, read.rows)
         self.pace.took(read.rows, read.size_bytes, read.seconds)
 
     def left(self, dump: TableDump) -> int:
@@ -136,6 +136,6 @@ class Surveyor:
         begin = surveyed.begin(place, dump.unread(place)[0])
         keys = await self._store.keys(begin, surveyed.ranges[place].end_key, ts, _SAMPLE_ROWS)
         if len(keys) == _SAMPLE_ROWS:
-            surveyed.estimate.saw(place, keys[0], keys[-1], len(keys))
+            surveyed.estimate.note_rows(place, keys[0], keys[-1], len(keys))
         elif keys:
-            surveyed.estimate.saw(place, begin, surveyed.ranges[place].end_key, len(keys))
+            surveyed.estimate.note_rows(place, begin, surveyed.ranges[place].end_key, len(keys))

@@ -363,7 +363,7 @@ class DumpListener:
             self._repairs.clear()
 
     def _set_chunk_back(self, chunk: Chunk) -> bool:
-        metrics.AGAIN.inc()
+        metrics.CHUNKS_AGAIN.inc()
         return chunk.table_id in self._dumps and self._dumps[chunk.table_id].set_back(chunk.read)
 
     def _refuse_chunk(self, closed: Closed) -> None:

@@ -24,11 +24,11 @@ from storage.model.errors import TidemarkError
 
 ATTEMPTS: Final = 3
 LAG_FACTOR: Final = 1.5
-"""The allowed delay of a round, as a multiple of the usual one."""
+"""The allowed lag of a round, as a multiple of the usual one."""
 GRACE_S: Final = 0.001
 """The delay in seconds allowed beyond that; shorter ones do not matter."""
 FAR_S: Final = 0.25
-"""A single round that lags so much more than ever before slows the dump down at once."""
+"""A single round with so much more lag than any before slows the dump down at once."""
 EASE_MIN = 1 / 8
 EASE_FIRST = 1 / 2
 QUIET_FIRST: Final = 5
@@ -43,13 +43,13 @@ _BUSY: Final = 6
 _RAISE: Final = 1.1
 _REST_MAX: Final = 3.0
 XA_TELL_S: Final = 3.0
-"""An XA transaction that the server ends as late as this is told."""
+"""After this time the status names XA transactions for which the dump waits."""
 _XA_REST_MAX_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A range of a table that is next."""
+    """A range of a table that is to be read next."""
 
     table_id: int
     place: int
@@ -58,7 +58,7 @@ class Pick:
 
 
 def next_picks(dumps: Iterable[TableDump], most: int) -> Sequence[Pick]:
-    """The next ranges, so many at most: of each table one, then more of each."""
+    """Choose up to `most` ranges: one of each table first, then more of each."""
     picks: list[Pick] = []
     dumping = {dump.durable.table_id: dump for dump in dumps}
     taken: dict[int, frozenset[int]] = {}
@@ -75,7 +75,7 @@ def next_picks(dumps: Iterable[TableDump], most: int) -> Sequence[Pick]:
 
 @dataclass(slots=True)
 class Pace:
-    """The pace at which a table is read; replaced when the table is another one."""
+    """The pace at which one version of a table is read."""
 
     version: int
     query: ChunkQuery
@@ -84,8 +84,8 @@ class Pace:
     """The epoch of the range read last; -1: none was read."""
 
     def begin(self, epoch: int) -> None:
-        """A chunk of this epoch is read next; a later one than before comes of chunks that were
-        lost: smaller, then.
+        """Note the epoch of the next chunk. A greater epoch than before means that chunks were
+        lost, so the next ones are smaller.
         """
         if 0 <= self.epoch < epoch:
             self.size.halve()
@@ -108,8 +108,8 @@ class Refusals:
         self._refused: dict[int, tuple[int, int]] = {}
 
     def last(self, refused: Iterable[Refused]) -> list[Refused]:
-        """Count those of one round; gives tables for which it was the last attempt in this
-        version.
+        """Count the refusals of one round; returns those of tables that were refused `ATTEMPTS`
+        times in their present version.
         """
         final = []
         for each in {each.table_id: each for each in refused}.values():

@@ -78,10 +78,12 @@ class FeedHub:
             self._by_region.pop(subscription.region.region_id, None)
 
     def observe(self, changes: Sequence[Change]) -> None:
-        """Follow a group that is durable, before its writers are answered."""
+        """Send the changes of a durable group to the subscriptions, before its writers are
+        answered.
+        """
         by_region: dict[int, list[Change]] = defaultdict(list)
         for change in changes:
-            # Before any tick can look: rule 2 above rests on it.
+            # Before any tick can look at the open locks: rule 2 above rests on it.
             self._locks.apply(change)
             if self._by_region:
                 by_region[self._gate.regions.at(change.encoded).region_id].append(change)
@@ -91,7 +93,7 @@ class FeedHub:
                 self._send(subscription, outbox, part)
 
     def forget_locks(self, lower: bytes, upper: bytes) -> None:
-        """Follow the destruction of an encoded range."""
+        """Forget the locks of an encoded range that was destroyed."""
         self._locks.remove_range(lower, upper)
 
     def replaced(self, old: Sequence[Region], new: Sequence[Region]) -> None:
@@ -177,8 +179,8 @@ class FeedHub:
 
     def _send(self, subscription: Subscription, outbox: Outbox, changes: Sequence[Change]) -> None:
         for piece, size in chunks(change for change in changes if subscription.covers(change)):
-            # A slow reader loses its subscription, not its writers their speed; it comes again with
-            # its checkpoint.
+            # A slow reader must not slow down the writers: its subscription ends, and it subscribes
+            # again from its checkpoint.
             if not outbox.offer(Rows(subscription, piece, size)):
                 metrics.FEED_CONGESTED.inc()
                 _log.warning(

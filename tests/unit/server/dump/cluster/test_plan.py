@@ -146,7 +146,7 @@ def test_the_outlook_of_even_keys_is_near_from_the_first_samples_on(
         begin = bisect.bisect_left(keys, each.start_key)
         seen = keys[begin : min(begin + 64, bisect.bisect_left(keys, each.end_key))]
         if seen and place % 3 == 0:  # the others are taken to be like these
-            estimate.saw(place, seen[0], seen[-1], len(seen))
+            estimate.note_rows(place, seen[0], seen[-1], len(seen))
     left = estimate.left([(place, each.start_key) for place, each in enumerate(ranges)])
     assert 0.5 * len(keys) < left < 2 * len(keys)
     assert estimate.left([(len(ranges) - 1, keys[-1])]) == 0
