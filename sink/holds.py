@@ -1,19 +1,18 @@
-"""Cuts that are withheld while tables are read again: no reader sees such a table in part.
+"""Withholds cuts while tables are read again, so that no reader sees such a table in part.
 
 Pure but for a lock.
 
-A DDL changes rows beside the log, so its table is read again behind it. From the DDL on no cut is
-offered until all such tables are complete, at a high watermark; the next cut then goes up to there.
-Invariants:
-1. No cut ends between a window's first DDL and its end, but at a DDL in between, which no cut may
-   cross.
-2. Up to such a DDL a table of the window stays as it was at the first one. All its rows come with
-   the cut that reaches the window's end, and it is emptied at the last DDL before: where that cut
-   begins.
-3. What is acknowledged inside of a window moves no checkpoint beyond its first DDL, so whoever
-   begins again there reads the tables again.
-4. Such a window may end elsewhere than it did before. A reader that was at its earlier end, where
-   no DDL is, has the tables whole: the next cut brings what follows, and not all rows once more.
+Some DDL changes rows without logging them, so its table is read again after it. From that DDL on no
+cut is offered until all such tables are complete, at a high watermark; the next cut then goes up to
+there. The time from the first DDL to that watermark is a window. Invariants:
+1. No cut ends within a window, except at a DDL, which no cut may cross.
+2. At such a DDL a table of the window stays as it was at the window's first DDL. All its rows come
+   with the cut that reaches the window's end, and the table is emptied at the last DDL before,
+   where that cut begins.
+3. An acknowledgement within a window does not move the checkpoint beyond the window's first DDL, so
+   a run that begins again there reads the tables again.
+4. Such a window may then end at another ts. A reader that stands at its former end, where there is
+   no DDL, has the tables complete: its next cut brings the later changes, and not all rows again.
 """
 
 import threading
@@ -44,9 +43,7 @@ class Window:
     """
 
     def has(self, ts: int) -> bool:
-        """Whether a cut may not end at `ts`, unless there is a DDL; or begins there,
-        within the window.
-        """
+        """Whether `ts` lies within the window: a cut may begin or end there only at a DDL."""
         return self.since_ts <= ts < self.end_ts
 
 
@@ -122,7 +119,7 @@ class Holds:
             self.error = None
 
     def drop_below(self, checkpoint_ts: int) -> None:
-        """Drop the windows that end at or below the checkpoint: nobody asks for those any more."""
+        """Drop the windows that end at or below the checkpoint, which no reader needs any more."""
         with self._lock:
             self._windows = [each for each in self._windows if each.end_ts > checkpoint_ts]
 
@@ -147,14 +144,16 @@ class Holds:
             return window.end_ts if start_ts >= window.since_ts else window.since_ts
 
     def acknowledged(self, ts: int) -> int:
-        """Up to where what a reader has acknowledged is at the target for good."""
+        """The ts up to which an acknowledgement of `ts` may move the checkpoint: the first DDL of
+        the window in which `ts` lies, else `ts`.
+        """
         with self._lock:
             window = self._of(ts)
             return window.since_ts if window else ts
 
     def tables(self, start_ts: int, end_ts: int, ddls: Collection[int]) -> dict[int, int | None]:
-        """For the tables that are read again within a cut:
-        from where on their rows are in it; None: none of them.
+        """For each table that is read again within a cut, the ts from which on its rows are part of
+        the cut; None: none of its rows are.
 
         `ddls` are those at which the cut begins or ends.
 
@@ -177,8 +176,8 @@ class Holds:
             return dict.fromkeys(window.tables)
 
     def shown(self, ddls: Sequence[Ddl], versions: Versions) -> tuple[Ddl, ...]:
-        """DDLs as readers follow them: tables that are read again are emptied where their rows
-        come.
+        """The DDLs that readers get: tables that are read again are truncated at the DDL before
+        their rows come.
         """
         with self._lock:
             windows = [each for each in self._windows if ddls and each.end_ts > ddls[0].ts]
@@ -216,7 +215,7 @@ def _is_another(name: str, ts: int, versions: Versions) -> bool:
     # Most tables of a window are as they were: comparing the columns of each at each DDL is slow.
     if now is None or before is None or now is before:
         return False
-    # As targets pair columns: by identity, whatever they are called now.
+    # Columns are paired by identity, not by name, as targets pair them.
     change = difference(before.mounter.schema, now.mounter.schema)
     is_retyped = bool(change.widened or change.incompatible)
     return is_retyped or _key(before.mounter) != _key(now.mounter)

@@ -101,10 +101,9 @@ class SinkManager:
         """Serve a table above `start_ts`; `mount` makes typed batches of raw ones,
         row by row in order, in any thread.
 
-        `born`: the table did not exist before `start_ts`; of any other table the older rows are
-        not kept here. `standby`: it is served when it is asked for by its span, but no part of what
-        is said of all tables, until `count`. The sorter's table is added, and removed, by the
-        caller.
+        `born`: the table did not exist before `start_ts`; the older rows of any other table are not
+        here. `standby`: until `count` it is served by its span only, and is not part of what is
+        reported of all tables. The caller adds and removes the sorter's table.
 
         Raises:
             TableExistsError: it is there already.
@@ -113,8 +112,8 @@ class SinkManager:
             span.table_id, start_ts, mount if isinstance(mount, Mounting) else Mounting(mount)
         )
         life = next(self._lives)
-        # One step for whoever looks at the tables, and in the order of the locks: the manager's,
-        # then the quota's and the dispatcher's.
+        # In one step for other threads, and in the order of the locks: the manager's, then the
+        # quota's and the dispatcher's.
         with self._changed:
             table = TableSink(
                 Incarnation(span, life, start_ts, born), mounts, self._quota, self._tables.shared
@@ -124,20 +123,19 @@ class SinkManager:
             self._dispatcher.add_table(table)
             self._changed.notify_all()
         metrics.TABLES.inc()
-        # It may be resolved already, and would not be told again until something new comes; or the
-        # sorter's table is to come.
+        # The sorter's table may be resolved already, and its hook is not called again until it is
+        # resolved further; or it is only added later.
         with contextlib.suppress(TableNotFoundError):
             self._on_resolve(span, self._sorter.resolved_ts(span))
 
     def follow(self, versions: Sequence[Version], start_ts: int, *, is_new: bool = False) -> None:
-        """Serve one span above `start_ts` as its versions say, from the first of them on;
-        what is known is skipped. `is_new`: the table begins with the first one, which may be at
+        """Serve one span above `start_ts` in its versions, from the first of them on; known
+        versions are skipped. `is_new`: the table begins with the first one, which may be at
         `start_ts` itself.
 
-        Adds the sorter's table, too; it is removed when the table has ended, all of it is
-        acknowledged, and nothing of it can be asked for again. Call it for
-        `Versions.spans(start_ts)`, then for `Versions.spans_of` each DDL, when nothing above the
-        DDL can be read yet.
+        Adds the sorter's table, too, and removes it when the table has ended, all of it is
+        acknowledged, and no reader can read it again. Call it for `Versions.spans(start_ts)`, then
+        for `Versions.spans_of` each DDL, while nothing above the DDL can be read yet.
         """
         first, last = versions[0], versions[-1]
         with self._changed:
@@ -154,8 +152,8 @@ class SinkManager:
             self.end_table(last.span, last.to_ts)
 
     def stand_by(self, version: Version, start_ts: int) -> None:
-        """Serve a table above `start_ts` that another sink has meanwhile, until `count`; adds the
-        sorter's table, too. `version` is the only one above `start_ts`.
+        """Prepare to serve a table above `start_ts`, which another sink serves until `count`; adds
+        the sorter's table, too. `version` must be the table's only one above `start_ts`.
 
         Raises:
             TableExistsError: it is there already.
@@ -164,11 +162,12 @@ class SinkManager:
         self.add_table(version.span, start_ts, _mounting(version), standby=True)
 
     def count(self, span: Span, checkpoint_ts: int, timeout_s: float = 0.0) -> None:
-        """Make a table that stands by a part of all; everything of it up to `checkpoint_ts` is
+        """Count a table that stands by among all tables; everything of it up to `checkpoint_ts` is
         committed. Repeating it changes nothing.
 
-        The resolved_ts of all tables never goes back by it: they wait, `timeout_s` at most, until
-        this one is as far. Their checkpoint_ts may: without tables it is the resolved_ts.
+        The resolved_ts of all tables does not go back: this call waits up to `timeout_s` until the
+        table has reached it. Their checkpoint_ts may go back: without tables it was the
+        resolved_ts.
 
         Raises:
             TableNotFoundError: no such table.
@@ -189,9 +188,8 @@ class SinkManager:
                 self._changed.notify_all()
 
     def change_table(self, span: Span, ts: int, mount: Mount | Mounting) -> None:
-        """Rows above `ts` are mounted by `mount`; a table that had ended goes on.
-
-        What is known changes nothing.
+        """Mount rows above `ts` by `mount`; a table that had ended goes on. A known change is
+        ignored.
 
         Raises:
             TableNotFoundError: no such table.
@@ -204,8 +202,8 @@ class SinkManager:
             self._sorter.resolve(span, ts)
 
     def end_table(self, span: Span, ts: int) -> None:
-        """There are no rows above `ts`: the table is served up to there, and does not hold the
-        changefeed's resolved_ts back above it.
+        """End a table at `ts`: it is served up to there, and does not hold the changefeed's
+        resolved_ts back above it.
 
         Raises:
             TableNotFoundError: no such table.
@@ -215,10 +213,11 @@ class SinkManager:
             self._changed.notify_all()
 
     def remove_table(self, span: Span, *, comes_back: bool = False) -> None:
-        """Serve the table no more and free its memory; a table that is not there is no error.
+        """Remove a table and free its memory; it is no error if it is not there.
 
-        `comes_back`: it is still one of the whole, and nobody else has it. Until it is added again,
-        the whole is no further than it was, and cannot be cut or planned.
+        `comes_back`: it is still part of the changefeed, and no other sink has it. Until it is
+        added again, the resolved_ts of all tables stays where it is, and they cannot be cut or
+        planned.
         """
         with self._changed:
             table = self._tables.remove(span, comes_back=comes_back)
@@ -249,10 +248,10 @@ class SinkManager:
             self._tables.limit_ts = min(ts, self._tables.limit_ts)
 
     def keep_above(self, ts: int) -> None:
-        """Keep what is acknowledged readable above `ts`, and give up what lies below; the first
-        call says that history is kept at all, later ones only move forward.
+        """Keep acknowledged rows above `ts` readable, and drop those below. The first call turns
+        keeping on, and must come before any table; later ones only move `ts` forward.
 
-        The first comes before any table. `ts` is at or below the checkpoint of all tables.
+        `ts` must be at or below the checkpoint of all tables.
         """
         with self._changed:
             has_more = self._tables.keep_above(ts)
@@ -367,8 +366,8 @@ class SinkManager:
             return self._tables.counts, self._tables.checkpoint_ts(None)
 
     def damaged(self) -> dict[Span, TableDamagedError]:
-        """Tables that give no more rows: remove them,
-        and add them again from their checkpoint_ts.
+        """Tables that have lost rows and serve none any more: remove them, and add them again from
+        their checkpoint_ts.
         """
         with self._changed:
             return {
@@ -447,7 +446,7 @@ class SinkManager:
             self._awaited += Counter()
 
     def _retire(self, span: Span) -> None:
-        """The table has ended, and nothing of it can be asked for again."""
+        """Remove a table that has ended, and that no reader can read again."""
         self.remove_table(span)
         self._sorter.remove_table(span)
 

@@ -14,10 +14,9 @@ It masks columns, too (`sink.masking`): what a value is shown as is all that lea
 1. The key's columns are always there, so rows are the same rows.
 2. Rows are mounted whole and cut afterwards: whatever else a mounter promises holds.
 
-`WithBefore` tells before-images, too: what each row was before its change, as one more last column
-`_before`. An update and a delete have one, where the source gives old values; an insert has none.
-It is mounted as a delete of the old row would be, so its columns have the same values as the row's
-own had.
+`WithBefore` adds before-images: what each row was before its change, as a last column `_before`. An
+update and a delete have one, if the source gives old values; an insert has none. It is mounted as a
+delete of the old row would be, so its columns have the values that the row's own columns had.
 """
 
 import base64

@@ -1,15 +1,16 @@
-"""The tables of a sink manager (TiCDC's tableSinks) and how far all of them are,
-without looking at each. Pure.
+"""The tables of a sink manager (TiCDC's tableSinks), and the positions of all of them together
+("the whole"), which it knows without visiting each table. Pure.
 
 Invariants:
-1. The whole is as far as its slowest table, and no further than the barrier (TiCDC's
-   lastBarrierTs), which only moves forward, and the limit. A table that ended holds it no longer
-   than until it is resolved, or acknowledged, to its end.
+1. The resolved_ts of the whole is that of its slowest table, but never above the barrier (TiCDC's
+   lastBarrierTs), which only moves forward, nor above the limit. A table that has ended no longer
+   counts once it is resolved, or acknowledged, to its end.
 2. Tables that are not busy have no rows in the sorter, so nothing to read, to stage or to clean.
-3. Every call but `add`, `settle` and the list of a whole costs the same however many tables there
-   are: `Slowest` knows the minimum over 100,000 tables after each of their steps.
-4. A table that stands by is served, but no part of the whole: another sink has it there until it is
-   counted in (`count`), which is how a table moves between captures while both have it.
+3. The cost of every call but `add`, `settle` and the list of all tables is independent of the
+   number of tables: `Slowest` knows the minimum over 100,000 tables after each of their steps.
+4. A table that stands by is served, but is not part of the whole: another sink counts it until it
+is
+   counted here (`count`). So a table moves between captures while both have it.
 """
 
 import heapq
@@ -28,7 +29,7 @@ Key = TypeVar("Key")
 
 
 class Slowest(Generic[Key]):
-    """Keys with their timestamps; the caller serialises the calls."""
+    """Keys with timestamps, and the least of these. Not thread-safe: calls must not overlap."""
 
     def __init__(self) -> None:
         self._ts: dict[Key, int] = {}
@@ -41,7 +42,7 @@ class Slowest(Generic[Key]):
         return len(self._ts)
 
     def add(self, key: Key, ts: int) -> None:
-        """Begin with a key anew; what is left of an earlier time is dropped when it comes up."""
+        """Add a key, or begin it anew: entries of its former time are dropped when they come up."""
         self._ts[key] = ts
         heapq.heappush(self._heap, (ts, next(self._serials), key))
         self._tidy()
@@ -52,11 +53,11 @@ class Slowest(Generic[Key]):
         self._tidy()
 
     def move(self, key: Key, ts: int) -> None:
-        """The key's timestamp, which is there, is at least `ts`."""
+        """Raise the timestamp of a present key to `ts`, if it is lower."""
         self._ts[key] = max(self._ts[key], ts)
 
     def least(self) -> tuple[int, Key] | None:
-        """The least timestamp and whose it is."""
+        """The key with the least timestamp, and that timestamp."""
         heap = self._heap
         # Entries are set right only when they come up: `move` then costs nothing, however often a
         # table moves between two looks.
@@ -79,7 +80,7 @@ class Slowest(Generic[Key]):
 
 
 class TableSinks:
-    """Table sinks by span; the caller serialises the calls."""
+    """Table sinks by span. Not thread-safe: calls must not overlap."""
 
     def __init__(self) -> None:
         self.barrier_ts: int | None = None
@@ -108,7 +109,7 @@ class TableSinks:
         return len(self._tables)
 
     def add(self, table: TableSink, *, standby: bool = False) -> None:
-        """Take a table; one that stands by is no part of the whole until it is counted in.
+        """Add a table; one that stands by is not part of the whole until `count`.
 
         Raises:
             TableExistsError: it is there already.
@@ -142,8 +143,8 @@ class TableSinks:
             self._count(table)
 
     def remove(self, span: Span, *, comes_back: bool = False) -> TableSink | None:
-        """Take a table out. One that comes back holds the whole where it was, and the whole cannot
-        be read meanwhile (`check_complete`).
+        """Remove a table. While a table that comes back is missing, the positions of the whole stay
+        where they are, and the whole cannot be read (`check_complete`).
         """
         table = self._tables.get(span)
         if table is not None and span not in self._standby:
@@ -163,10 +164,10 @@ class TableSinks:
         return self._tables.pop(span, None)
 
     def check_complete(self) -> None:
-        """See that no table is missing that comes back: its rows would be left out of the whole.
+        """Check that no table that comes back is missing: its rows would be missing in the whole.
 
         Raises:
-            TableNotFoundError: one is.
+            TableNotFoundError: one is missing.
         """
         if self._absent:
             raise TableNotFoundError(
@@ -256,11 +257,11 @@ class TableSinks:
         return cleaned_ts
 
     def acknowledge_all(self, ts: int) -> bool:
-        """Everything up to `ts` is acknowledged, of tables without rows, too;
-        returns whether that is news.
+        """Acknowledge everything up to `ts`, also for tables without rows; returns whether the
+        shared checkpoint has moved.
         """
         moved = self.shared.move(ts)
-        # Only tables that ended can leave the minimum by it; the others are not visited.
+        # Only tables that have ended can drop out of the minimum here; the others are not visited.
         for table in self._ended.values():
             self._note_checkpoint(table)
         cleaned_ts = min(self.shared.position.previous_ts, self.shared.keep_ts)
@@ -268,8 +269,8 @@ class TableSinks:
         return moved
 
     def keep_above(self, ts: int) -> bool:
-        """Keep what is acknowledged above `ts`, and no longer what is below; returns whether there
-        is something to give up.
+        """Keep acknowledged rows above `ts`, and not those below any more; returns whether that
+        leaves rows to drop.
         """
         is_first = self.shared.keep_ts == MAX_TS
         if not is_first and ts <= self.shared.keep_ts:
@@ -291,9 +292,7 @@ class TableSinks:
         self.shared.position = CheckpointPosition(0, 0)
 
     def passed(self) -> list[TableSink]:
-        """Tables that ended, acknowledged to their end,
-        and of which nothing can be asked for again.
-        """
+        """The tables that have ended, are acknowledged to their end, and cannot be read again."""
         whole_ts = self.checkpoint_ts(None)
         for table in self._ended.values():
             # A reader that acknowledges table by table does not come back to one that has ended:

@@ -74,7 +74,9 @@ class TidbMounter:
 
     @property
     def moves_keys(self) -> bool:
-        """Where rows lie by another key than the table's, an update may change that one."""
+        """Whether rows are stored under another key than the table's: an update may change the
+        latter.
+        """
         return not self.table.handle_is_key
 
     def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
@@ -124,8 +126,8 @@ class TidbMounter:
         and that those which are equal there do not.
         """
         for place in self._float_keys:
-            # -0.0 becomes 0.0: the source holds them equal, and a target that compares bytes does
-            # not.
+            # -0.0 becomes 0.0: they are equal in the source, but not in a target that compares
+            # bytes.
             columns[place] = pc.add(columns[place], pa.scalar(0, columns[place].type))
         if any(columns[place].null_count for place in self._date_keys):
             key = {self._columns[place].name: columns[place] for place in self._key_places}

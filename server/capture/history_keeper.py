@@ -1,5 +1,5 @@
-"""Looks after the histories of changefeeds and their readers, every two seconds: history that need
-not be kept any more is given up, and readers that are silent for too long let go.
+"""Every two seconds drops the history of changefeeds that need not be kept any more, and lets go of
+named readers that have been silent for too long.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ _log = structlog.get_logger(__name__)
 
 
 async def keep_histories(feeds: Mapping[str, Feed]) -> None:
-    """Look at all of them again and again, until cancelled."""
+    """Do that for all `feeds`, until cancelled."""
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
         await look_at(list(feeds.values()))
 
 
 async def look_at(feeds: Collection[Feed]) -> None:
-    """Look at changefeeds that run here, one after the other."""
+    """Do that once for the changefeeds that run here, one after the other."""
     for feed in feeds:
         if feed.processor.sink is None:
             continue
@@ -41,7 +41,7 @@ async def look_at(feeds: Collection[Feed]) -> None:
 
 
 async def _acknowledge_others(feed: Feed) -> None:
-    """Acknowledge rows that only a dropped reader held back; the other readers may be idle."""
+    """Acknowledge the rows that only the readers let go of had held; the others may be idle."""
     sink = feed.processor.sink
     if sink is None:
         return
@@ -65,7 +65,7 @@ async def _give_up_due(feed: Feed) -> None:
             return
         due = RetentionBounds(
             feed.info.retention,
-            # Read under the lock: a reader that comes now has its place already.
+            # Read under the lock: a reader that is being added has its position already.
             feed.readers.held_ts(),
             feed.catalog.versions,
             feed.catalog.holds,

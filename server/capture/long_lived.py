@@ -1,14 +1,14 @@
-"""Keeps the objects of very many tables out of the sight of Python's cycle collector.
+"""Keeps Python's cycle collector from visiting the objects of very many tables.
 
 A changefeed of a hundred thousand tables has millions of objects that live as long as it does. Each
 full collection looks at all of them, and the process stands still meanwhile, with all its threads:
 0.3 s and more for a hundred thousand tables, several times while they are read.
 
-So the collector is off while they are made (`building_tables`), and then they are frozen by
-`gc.freeze`: it does not look at them any more. Objects without references are freed as ever. Cycles
-are not, and a run that ends leaves some: so `dropped_tables` lets the collector look at everything
-once, and freezes what is left. State that tables get with their first rows is frozen by the first
-full collection that takes long.
+So the collector is off while they are made (`building_tables`), and then `gc.freeze` takes them out
+of its generations. Frozen objects without references are freed as usual, but not cycles of them. A
+run that ends leaves some cycles, so `dropped_tables` lets the collector visit everything once, and
+freezes what is left. State that tables get with their first rows is frozen by the first full
+collection that takes long.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _under_way: list[int] = []
 
 @contextmanager
 def building_tables(tables: int) -> Iterator[None]:
-    """Make what belongs to so many tables in the block; any thread may."""
+    """Keep the collector off while the block makes the objects of so many tables; in any thread."""
     if tables < TABLES_MIN:
         yield
         return
@@ -72,7 +72,7 @@ def building_tables(tables: int) -> Iterator[None]:
 def dropped_tables(tables: int) -> None:
     """Note that a number of tables has been dropped; called on the event loop."""
     if tables >= TABLES_MIN:
-        # Not at once: whoever has dropped them may still answer with them.
+        # Later: the call that has dropped them may still use them for its answer.
         asyncio.get_running_loop().call_later(_FREE_AFTER_S, collect_cycles)
 
 

@@ -97,10 +97,10 @@ class Records:
         return changefeed_record(pair, None if status is None else status.value)
 
     async def settled_one(self, changefeed: str) -> ChangefeedRecord | None:
-        """The same, when no earlier write can be carried out any more.
+        """One changefeed, read when no earlier write of this capture can be carried out any more.
 
         Raises:
-            MetaUnavailableError: nobody answers.
+            MetaUnavailableError: the metadata does not answer.
             NotOwnerError: another capture writes the records by now.
         """
         await self._write([])
@@ -109,7 +109,7 @@ class Records:
     async def service_safe_points(
         self, cluster_id: int, service_ids: Collection[str]
     ) -> dict[str, int]:
-        """The safe points that the coordinator keeps for services, lapsed ones too.
+        """The safe points that the coordinator keeps for services, expired ones included.
 
         Raises:
             SafePointRecordError: one cannot be read.
@@ -119,15 +119,15 @@ class Records:
         return parse_service_safe_points([pair for pair in pairs if pair is not None], scope)
 
     async def placed(self) -> frozenset[str]:
-        """The changefeeds that the owner has given to a capture: those of logs."""
+        """The changefeeds that the owner has placed on a capture: those of logs."""
         pairs = await self._meta.get_prefix(keys.PLACEMENTS)
         return frozenset(
             pair.key.removeprefix(keys.PLACEMENTS).decode(errors="replace") for pair in pairs
         )
 
     async def load_jobs(self, now_s: float) -> dict[str, JobReport]:
-        """Why lake jobs have given up, by changefeed;
-        a record that cannot be read is left out: nothing runs by it.
+        """The saved reports of lake jobs that have given up, by changefeed. A record that cannot be
+        read is left out, as nothing depends on it.
         """
         reports: dict[str, JobReport] = {}
         for pair in await self._meta.get_prefix(keys.JOBS):
@@ -204,22 +204,23 @@ class Records:
         return [pair.key.removeprefix(keys.INFOS).decode(errors="replace") for pair in pairs]
 
     async def clear(self, changefeed: str) -> None:
-        """Delete the rest of an interrupted creation or removal of that name, before its source
-        keeps any history. Durable.
+        """Delete what an interrupted creation or removal of that id has left, before a new source
+        of that id saves anything. Durable.
 
         Raises:
             ChangefeedExistsError, NotOwnerError: as `create`.
         """
         key = keys.info(changefeed)
-        # Only without a record: a changefeed that another owner has created just now stays whole.
+        # Only if there is no record: a changefeed that another owner has just created is not
+        # touched.
         if not (await self._meta.txn([Compare.absent(key)], _all_but_info(changefeed))).succeeded:
             raise _exists(changefeed)
 
     async def create(
         self, info: ChangefeedInfo, tables: Sequence[TableRecord], request: str = ""
     ) -> None:
-        """Write a new changefeed, whose checkpoint is its start_ts, its tables, and the request
-        that it is made for. Durable.
+        """Write a new changefeed with its tables, its checkpoint, which is its start_ts, and the
+        request that creates it. Durable.
 
         Raises:
             ChangefeedExistsError: the id is taken.
@@ -280,10 +281,10 @@ class Records:
         await self._write([head, Put(keys.info(info.id), info.to_json())])
 
     async def dump_also(self, changefeed: str, tables: Mapping[int, str]) -> None:
-        """Let tables, by id, be dumped, whatever was read of them before. Durable.
+        """Add tables, given by id, to the dump, and drop the progress that they had in it. Durable.
 
         Raises:
-            DumpStateError: somebody else has changed the dump just now.
+            DumpStateError: another call has just changed the dump.
         """
         dump = DumpRecords(self._meta, changefeed)
         for table_id in tables:
@@ -351,15 +352,15 @@ class Records:
             await self._write(part)
 
     async def service_ids(self, cluster_id: int) -> list[str]:
-        """The services whose safepoints the coordinator keeps for a cluster, lapsed ones too."""
+        """The services whose safepoints the coordinator keeps for a cluster, also expired ones."""
         prefix = _gc_keys(cluster_id).null.services
         pairs = await self._meta.get_prefix(prefix)
         return [pair.key.removeprefix(prefix).decode(errors="replace") for pair in pairs]
 
     async def left_services(self, cluster_id: int) -> list[str]:
-        """The services of changefeeds that there are not any more."""
+        """The services of changefeeds that do not exist any more."""
         services = await self.service_ids(cluster_id)
-        # Those of creations that are under way have no record yet, and lapse within an hour.
+        # Services of creations under way have no record yet; they expire within an hour anyway.
         ours = [each for each in services if feed_of(each) and not each.startswith(CREATING_PREFIX)]
         # Afterwards: of a changefeed that was made meanwhile there is a record by now.
         there = set(await self.ids())

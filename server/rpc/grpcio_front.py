@@ -1,12 +1,12 @@
 """A listener in front of gRPC's own engine, and of Flight's, which is gRPC's, too.
 
-Connections are copied to and from the engine's listener. TLS is passed through: the engine ends it,
-and checks certificates, as it does alone, while the handshake is looked at on its way: it has a
-deadline, and one that fails is counted and logged, which the engine does not do.
+It copies the bytes of each connection to and from the engine's listener. TLS passes through: the
+engine decrypts it and checks certificates. The listener watches the handshake meanwhile: it sets a
+deadline, and counts and logs failed handshakes, which the engine does not do.
 
-`GrpcioFront` answers HTTP/1.1 on the same port: it looks at the first bytes of each connection. The
-ClientHello tells which clients want gRPC: those that offer `h2` by ALPN, and not `http/1.1`, too.
-The engine listens on a Unix socket in a directory that only this user may enter.
+`GrpcioFront` also answers HTTP/1.1 on the same port, for which it reads the first bytes of each
+connection. With TLS the ClientHello decides: a client that offers `h2` by ALPN, and not `http/1.1`,
+gets gRPC. The engine listens on a Unix socket in a directory that only this user may enter.
 """
 
 import asyncio

@@ -1,13 +1,12 @@
 """The client of coordinators, Tidemark's or PD's: cluster, TSO, regions, stores, safepoints.
 
-Calls go to the leader. One that meets an absent coordinator, or one that does not lead, is repeated
-with back-off, at the leader of that time, until `_CALL_SECONDS` are over; keys are
-memcomparable-encoded, as in PD.
+Calls go to the leader. If the coordinator is absent, or does not lead, a call is repeated at the
+then leader, with back-off, for up to `_CALL_SECONDS`. Keys are memcomparable-encoded, as in PD.
 
 Timestamps come over one stream (`TsoStream`), which concurrent callers share: the caller that holds
-its lock makes the round trip for all that wait; nobody else needs a task. A round that fails, or
-whose caller is cancelled, puts its callers back in front: a timestamp that was handed out and lost
-does no harm.
+its lock makes the round trip for all that wait, so no task of its own is needed. If a round fails,
+or its caller is cancelled, the callers are put back at the front of the queue; timestamps that were
+handed out and lost do no harm.
 """
 
 import asyncio
@@ -89,7 +88,7 @@ class TsoUnavailableError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class MinSafePoint:
-    """The service that holds GC back most, and how long it will."""
+    """The service that holds GC back most, and its remaining TTL."""
 
     service_id: str
     ttl_s: int
@@ -208,7 +207,7 @@ class PdClient:
         await self._call("PutStore", pdpb_pb2.PutStoreRequest(header=self._header, store=store))
 
     async def store_heartbeat(self, stats: pdpb_pb2.StoreStats) -> None:
-        """Tell that a store lives."""
+        """Send a store's heartbeat."""
         await self._call(
             "StoreHeartbeat", pdpb_pb2.StoreHeartbeatRequest(header=self._header, stats=stats)
         )
@@ -251,7 +250,7 @@ class PdClient:
         return bool(answer.finished_percentage == 100)
 
     async def report_batch_split(self, regions: Iterable[metapb_pb2.Region]) -> None:
-        """Tell that a region was split into `regions`."""
+        """Report that a region was split into `regions`."""
         request = pdpb_pb2.ReportBatchSplitRequest(header=self._header, regions=regions)
         await self._call("ReportBatchSplit", request)
 
@@ -352,7 +351,8 @@ async def _repeat(
             reason = str(err) or "no answer in time"
         except grpc.aio.AioRpcError as err:
             reason = err.details() or err.code().name
-            # Only what says that nothing was done, or that doing it again is harmless, is repeated.
+            # Repeated only after an error that shows that nothing was done, or that a repetition is
+            # harmless.
             if err.code() not in _RETRIED and not any(
                 words in reason for words in (*_MOVED, *_BUSY, _BROKEN)
             ):

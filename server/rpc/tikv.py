@@ -1,8 +1,7 @@
 """The client of transactional stores, Tidemark's or TiKV: raw keys in, Percolator's answers out.
 
 Each call finds its regions, is repeated as `region_router` says, and turns key errors into
-exceptions. Locks are never resolved here: that is the business of the transaction client and of the
-GC worker.
+exceptions. It never resolves locks; the transaction client and the GC worker do.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -60,8 +59,8 @@ class LockPage:
 class KvClient:
     """Every transactional call of a cluster; made by `open`.
 
-    First a transaction's own writes, then reads at a timestamp, then what becomes of locks that
-    others have left, and of old versions: for the lock resolver and for GC.
+    First come a transaction's own writes, then reads at a timestamp, then calls about locks that
+    others have left, and about old versions: for the lock resolver and for GC.
     """
 
     def __init__(

@@ -2,10 +2,10 @@
 
 A table goes to the worker with the fewest of the changefeed's tables. It stays there until workers
 come or go, one of them has far more to do than the others (`is_uneven`), or somebody moves it.
-`next_move` says what moves then; tables weigh what they change (`server.capture.traffic`).
+`next_move` chooses what moves then; a table's weight is its traffic (`server.capture.traffic`).
 
-A table that is split (docs/design/0037) is placed as its parts, each by itself: whoever asks for a
-whole table's workers asks for its `parts` first.
+The parts of a split table (docs/design/0037) are placed one by one: for the workers of a whole
+table, look up its `parts` first.
 """
 
 import itertools
@@ -82,8 +82,8 @@ class TablePlacement(Generic[W]):
             return tuple(self._parts)
 
     def reshape(self, whole: Span, shape: Mapping[Span, W]) -> None:
-        """A table has these parts from now on, in the order of their keys, each with its worker;
-        with itself alone it is split no more.
+        """Divide a table into these parts, in the order of their keys, each with its worker; given
+        itself alone, the table is not split any more.
         """
         with self._lock:
             for span in self.parts(whole):
@@ -107,14 +107,14 @@ class TablePlacement(Generic[W]):
         return self._worker_of.get(span) == worker
 
     def move(self, spans: Iterable[Span], worker: W) -> None:
-        """Tables have another worker from now on."""
+        """Give tables to another worker."""
         with self._lock:
             for span in spans:
                 self._remove(span)
                 self._add(span, worker)
 
     def keep_only(self, spans: Collection[Span]) -> None:
-        """Forget all other tables, with their parts: they are gone."""
+        """Forget all other tables, and their parts."""
         with self._lock:
             kept = {part for span in spans for part in self.parts(span)}
             for span in self._worker_of.keys() - kept:
@@ -122,12 +122,12 @@ class TablePlacement(Generic[W]):
                 self._parts.pop(self._whole.pop(span, span), None)
 
     def join(self, worker: W) -> None:
-        """One more worker, without tables."""
+        """Add a worker without tables."""
         with self._lock:
             self._tables[worker] = {}
 
     def leave(self, worker: W) -> bool:
-        """Give a worker no more tables; False: it has some, and stays."""
+        """Remove a worker without tables; returns False if it has some, and keeps it."""
         with self._lock:
             if self._tables[worker]:
                 return False
@@ -193,13 +193,13 @@ def next_move(
     balance: Balance = NO_WEIGHTS,
     may_have: Callable[[W, Span], bool] = lambda _worker, _span: True,
 ) -> Move[W] | None:
-    """The next step to where workers that leave have no tables, and no table of a `staying` worker
-    would make that one and the lightest more even by its move; None: it is reached, or no table
-    that should move can now.
+    """The next move of a division; None: it is complete, or no table that should move can move now.
 
-    Without weights the numbers then differ by one at most. The heaviest worker never becomes
-    heavier, but by the tables of one that leaves. Only these go to a worker that had better not
-    have them (`may_have`), as it has another part of the same table.
+    A division is complete when workers that leave have no tables, and no move of a table of a
+    `staying` worker would make that worker and the lightest one more even. With equal weights the
+    numbers of tables then differ by at most one. The heaviest worker never becomes heavier, except
+    by tables of a worker that leaves. Only such tables may go to a worker that already has another
+    part of the same table (`may_have`).
     """
     totals = {worker: balance.of(spans) for worker, spans in tables.items()}
     staying_totals = {worker: totals[worker] for worker in tables if worker in staying}
