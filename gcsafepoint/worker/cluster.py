@@ -82,8 +82,8 @@ class Cluster(Protocol):
         ...
 
     async def publish_safe_point(self, safe_point: int) -> int:
-        """Let stores collect up to `safe_point` (UpdateGCSafePoint);
-        returns the one in force, never a lower one.
+        """Let stores collect up to `safe_point` (UpdateGCSafePoint); returns the safepoint in
+        force, which may be greater.
         """
         ...
 
@@ -104,8 +104,8 @@ class Cluster(Protocol):
         ...
 
     async def decide(self, lock: Lock) -> int:
-        """End the lock's transaction at its primary; returns its commit_ts,
-        0 if it is rolled back.
+        """Decide the lock's transaction at its primary, by a rollback if it is not committed;
+        returns its commit_ts, 0 if it is rolled back.
         """
         ...
 
@@ -124,8 +124,8 @@ class Cluster(Protocol):
         ...
 
     async def limit_writes(self, address: str, bytes_per_s: int) -> None:
-        """Have one store hold Do GC to a write rate, 0: to none,
-        from now on and after its restarts.
+        """Limit the write rate of one store's Do GC (0: no limit), from now on and after its
+        restarts.
         """
         ...
 

@@ -92,7 +92,7 @@ class DeleteRange:
 
     @classmethod
     def unreadable(cls, name: str, error: str) -> "DeleteRange":
-        """In place of a record that cannot be read: it is shown to people, and never due."""
+        """Stands for a record that cannot be read: it is listed with its error, and never due."""
         job_id, _, element_id = name.partition("/")
         job, element = (
             int(part) if part.lstrip("-").isdecimal() else 0 for part in (job_id, element_id)
@@ -137,11 +137,10 @@ async def register(records: Records, new: DeleteRange) -> None:
 async def withdraw(
     records: Records, job_id: int, element_id: int, *, dry_run: bool = False
 ) -> DeleteRange:
-    """Forget a range that no round can have begun to destroy, and return it;
-    durable when it returns.
+    """Delete the record of a range that no round can have begun to destroy, and return it; durable.
 
-    A round destroys nothing at or above the recorded safepoint, so the range is forgotten on
-    condition that this has not moved. With `dry_run` it stays.
+    A round destroys nothing at or above the recorded safepoint, so the deletion is conditional on
+    that safepoint not having moved. With `dry_run` nothing is deleted.
 
     Raises:
         DeleteRangeError: there is no such range, it is due, or it was destroyed.

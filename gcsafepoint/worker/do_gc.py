@@ -1,14 +1,14 @@
 """The phase Do GC: stores drop the old versions below the safepoint.
 
-The coordinator is told the safepoint first, because no store collects beyond it. In mode
+The safepoint is sent to the coordinator first, because no store collects beyond it. In mode
 `distributed` every store polls the safepoint and works by itself, so the phase ends there. In mode
-`central` (legacy: TiDB gave it up in 5.0) the GC leader also asks every region, through
+`central` (legacy: TiDB dropped it in 5.0) the GC leader also calls every region, through
 `CentralGC`; a store that polls then finds no old versions left and skips them.
 
-`RangeWalk` is the order in which central GC visits the key space, and it is resumable: the walk's
-`Position` is recorded as it moves. The key space is a ring, as a TiKV walks it. A round that broke
-off at a key is taken up there; at the same safepoint only what was left is done, at a newer one
-what was left comes first and the rest follows.
+`RangeWalk` is the order in which central GC visits the key space. It can be resumed, as its
+`Position` is recorded as it moves. The key space is a ring, as a TiKV walks it. The next walk
+begins at the key where the last round broke off: at the same safepoint it does only the ranges that
+were left, at a newer one it does these first and then all others.
 """
 
 import json
@@ -100,8 +100,8 @@ async def check_mode(cluster: Cluster, config: GCConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The rest of a round at `safe_point`: from `key` round to `until`; the whole ring if the two
-    are the same.
+    """What a walk at `safe_point` has left: the ring from `key` to `until`; all of it if these are
+    the same.
     """
 
     safe_point: int

@@ -97,9 +97,9 @@ async def _read_record(records: Records) -> Leader:
 
 
 def next_move(leader: Leader, me: str, now_ms: int) -> Move:
-    """The action of the worker `me` at a tick, given what is recorded; a lease that cannot be read
-    has run out. One that holds is waited for though its leader's name was deleted: that leader may
-    still lead.
+    """The action of the worker `me` at a tick, given the record. A lease that cannot be read counts
+    as expired. A lease that holds is waited for even if its leader's name was deleted, since that
+    leader may still lead.
     """
     try:
         expired = parse_instant_ms(leader.lease) < now_ms
@@ -175,10 +175,9 @@ class Election:
             ) from err
 
     async def tick(self, marked_s: float, now_ms: int) -> bool:
-        """Claim or renew the leadership if it is ours to do;
-        returns whether this worker leads until the next tick.
+        """Claim or renew the leadership as `next_move` says; returns whether this worker leads.
 
-        `marked_s` is the monotonic clock from before `now_ms` was asked for.
+        `marked_s` is the monotonic clock's time before `now_ms` was requested.
         """
         leader = await _read_record(self._records)
         move = next_move(leader, self.uuid, now_ms)

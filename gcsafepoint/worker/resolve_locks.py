@@ -14,8 +14,8 @@ from storage.model.span import KeyRange
 from storage.tasks import gather
 
 Count = Callable[[LockPage], None]
-"""Called with each page whose locks are resolved, with all other locks of its transactions in the
-region.
+"""Called with each page whose locks are resolved; all other locks of its transactions in the region
+are resolved then, too.
 """
 
 _CONCURRENT_CHECKS = 16

@@ -125,9 +125,8 @@ class GCWorker:
             await self._write_limiter.apply(await read_settings(self._records))
 
     async def begin_round(self) -> "tuple[Round, asyncio.Task[Outcome]]":
-        """Start a round now, due or not; it goes on whatever becomes of the caller.
-
-        Returns it, and its end.
+        """Start a round now, due or not; it runs on even if the caller is cancelled. Returns the
+        round, and the task that ends with it.
 
         Raises:
             WorkerStoppedError: the worker does not run.
@@ -161,7 +160,7 @@ class GCWorker:
         try:
             return await self.leader.run_round(round_id)
         except Exception as err:  # noqa: BLE001 - a round that fails is no reason to end the worker
-            # the listener heard of it; the next round does what is left
+            # Reported to the listener already; the next round does what is left.
             return request_error(err, "gc round")
 
     async def _begin_due_round(self) -> None:
@@ -200,8 +199,8 @@ class WriteLimiter:
     """Sends gc.max-write-bytes-per-sec from the metadata store to the stores,
     which hold Do GC to it.
 
-    Each store is told once per change, and keeps the limit over restarts. A limit that nobody ever
-    set here is left to the stores' own settings.
+    Each store gets a change once, and keeps the limit over restarts. As long as no limit was ever
+    set here, the stores' own settings apply.
     """
 
     def __init__(self, cluster: Cluster, listener: Listener) -> None:

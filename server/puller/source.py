@@ -1,17 +1,17 @@
 """The sources of changefeeds, behind one interface: TiKV's change feed, pumps, or a MySQL-protocol
 server.
 
-There are two kinds. A source that is `per_table` pulls each table by itself, in any process, and
-tells schema changes by a puller of their own. A log brings the changes of all tables, schema
-changes among them, by one puller.
+There are two kinds. A source that is `per_table` has a puller for each table, which may run in any
+process, and one more for schema changes. A log has one puller, which brings the changes of all
+tables, schema changes included.
 
-Invariants every source keeps:
-1. A commit_ts is the same whenever the log is read again, and rows of a table above `start_ts` come
-   again after a restart: nothing of a source is kept but what the metadata holds.
+Invariants that every source keeps:
+1. A change has the same commit_ts whenever it is read again, and rows of a table above `start_ts`
+   come again after a restart: only the metadata keeps anything of a source.
 2. A schema change has a commit_ts; rows up to it have the old schema, rows above it the new one. A
-   log reports it when all rows up to it were added, before the first row above it is added, and
-   before any table is resolved up to it. A source that is per table reports it before it says
-   `Catalog.resolve` up to it; no reader goes beyond that.
+   log reports a schema change when all rows up to it were added, before the first row above it is
+   added, and before any table is resolved up to it. A source that is per table reports it before it
+   calls `Catalog.resolve` with its ts; no reader goes beyond that.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -78,8 +78,8 @@ class Rows(Protocol):
         ...
 
     def resolve(self, span: Span, ts: int) -> None:
-        """All changes of the table up to `ts` were added;
-        for a table that has ended it is no error.
+        """Note that all changes of the table up to `ts` were added; it is no error if the table has
+        ended.
         """
         ...
 
@@ -89,8 +89,8 @@ class Catalog(Protocol):
 
     @property
     def holds(self) -> Holds:
-        """Cuts that are withheld while tables are read again;
-        a log tells it before the change is in force.
+        """The cuts that are withheld while tables are read again; a log updates them before the
+        change is in force.
         """
         ...
 
@@ -106,8 +106,8 @@ class Catalog(Protocol):
         """The table of a record that a schema change brings; None:
         the changefeed does not want its rows.
 
-        With the `commit_ts` of a change that is known already, as after a restart, it is the table
-        as it is known.
+        If `commit_ts` is that of a known change, which comes again after a restart, it is the known
+        table.
 
         Raises:
             InvalidError: it cannot be read.
@@ -116,20 +116,18 @@ class Catalog(Protocol):
         ...
 
     def known(self, commit_ts: int) -> Mapping[str, SourceTable] | None:
-        """The tables right above a change that is known already, by name, as after a restart;
-        None: it is news.
+        """The tables right above a known change, which comes again after a restart, by name; None:
+        the change is new.
 
-        What a statement alone does not tell must not be asked of the source once more then: it has
-        gone on, and would tell of a later change.
+        For a known change, what its statement does not say must not be read from the source's
+        catalogue: that is of now, and may include later changes.
         """
         ...
 
     async def change(self, change: TableChange) -> None:
-        """Bring a schema change in force: new tables can be added to afterwards.
+        """Bring a schema change in force, durably; afterwards rows of its new tables can be added.
 
-        Durable when it returns.
-
-        Repeating one that is known already, as after a restart, changes nothing. Tables that the
+        A known change, which comes again after a restart, changes nothing. Tables that the
         changefeed does not want are left out.
 
         Raises:
@@ -138,19 +136,19 @@ class Catalog(Protocol):
         ...
 
     async def refuse(self, ts: int, error: TidemarkError) -> NoReturn:
-        """The change right above `ts` cannot be followed:
-        raises `error` once everything up to `ts` is at the target.
+        """Stop at a change right above `ts` that cannot be followed: raises `error` once everything
+        up to `ts` is at the target.
 
-        A log resolves its tables up to `ts` before it calls.
+        A log must have resolved its tables up to `ts` before.
         """
         ...
 
     def resolve(self, ts: int) -> None:
-        """Every schema change up to `ts` was reported,
-        and no table goes beyond the last of these calls.
+        """Note that every schema change up to `ts` was reported; no table goes beyond the last
+        `ts`.
 
-        Called by schema pullers, and by a log that has, or had, no tables, after these were
-        resolved up to `ts`.
+        Schema pullers call it, and a log that has, or had, no tables, after resolving these up to
+        `ts`.
         """
         ...
 
@@ -160,15 +158,15 @@ class Puller(Protocol):
 
     @property
     def resolved_ts(self) -> int:
-        """The least of its tables."""
+        """The least resolved_ts of its tables."""
         ...
 
     async def run(self) -> None:
         """Pull until cancelled.
 
         Raises:
-            TidemarkError: one that trying again from the checkpoint may help against, or that says
-                why it cannot.
+            TidemarkError: the source fails; its kind says whether trying again from the checkpoint
+                may help.
         """
         ...
 
@@ -188,13 +186,13 @@ class Merging(Protocol):
 
     @property
     def slowest_peer(self) -> Peer | None:
-        """The one that the others wait for."""
+        """The log that the others wait for."""
         ...
 
 
 class Source(Protocol):
-    """One upstream of one changefeed; made without I/O,
-    and holds nothing open but while a call or a puller runs.
+    """The upstream of one changefeed. It is made without I/O, and has connections open only while a
+    call or a puller runs.
     """
 
     @property
@@ -215,13 +213,14 @@ class Source(Protocol):
         ...
 
     async def now(self) -> int:
-        """A ts that everything committed before this call is at or below:
-        where a changefeed starts by default.
+        """A ts at or above the commit_ts of everything committed before this call: the default
+        start of a changefeed.
         """
         ...
 
     async def check_start(self, ts: int) -> None:
-        """See that a source that does not `keeps_history` still has the changes above `ts`.
+        """Check that the source still has the changes above `ts`; for sources without
+        `keeps_history`.
 
         Raises:
             NotFoundError: some are gone.
@@ -231,15 +230,15 @@ class Source(Protocol):
     async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
         """All user tables as of `ts`, whatever the changefeed's filter says.
 
-        `before` are tables as they were known so far: where the source itself gives tables and
-        columns their identities, those of these names keep them.
+        `before` are the tables known so far. If it is the source that gives tables and columns
+        their identities, tables of the same names keep theirs.
         """
         ...
 
     async def present(self, before: Sequence[TableRecord]) -> tuple[int, Sequence[TableRecord]]:
-        """A ts of now, and all user tables as of it, exactly; `before` as of `snapshot`.
+        """The present ts, and all user tables exactly as of it; `before` as in `snapshot`.
 
-        Nothing is kept for a changefeed that could start there.
+        Unlike `now`, it saves no position from which a changefeed could start.
 
         Raises:
             UnavailableError: its tables are being changed all the time.
@@ -247,8 +246,8 @@ class Source(Protocol):
         ...
 
     def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
-        """Read a record; `before` is the version of the table that it follows:
-        columns keep the identities they had.
+        """Make the table of a record. `before` is the record's former version, from which columns
+        keep their identities.
 
         Raises:
             InvalidError: the record cannot be read.
@@ -261,9 +260,9 @@ class Source(Protocol):
     ) -> Sequence[Puller]:
         """The pullers that bring the changes of `tables` above `start_ts`.
 
-        A source that is per table is asked again for each new table, and gives one puller for each;
-        a log takes up the tables that its own schema changes bring. `tables` are those in force at
-        `start_ts`.
+        Of a source that is per table, it is called again for each new table, and returns one puller
+        for each. The puller of a log follows new tables by its own schema changes. `tables` are
+        those in force at `start_ts`.
         """
         ...
 
@@ -271,8 +270,8 @@ class Source(Protocol):
         self, start_ts: int, catalog: Catalog, *, dumps: bool = True
     ) -> Puller | None:
         """The puller that reports the schema changes above `start_ts` of a source that is per
-        table; None: there are none. Where the source is dumped, the dump of the tables that this
-        process pulls is beside it, unless `dumps` is False.
+        table; None: it has none. Unless `dumps` is False, it also runs the dump of the tables that
+        this process pulls.
         """
         ...
 

@@ -1,5 +1,5 @@
 """A pump's entry in the registry, by which TiDB, Drainer and pumps find each other; how a pump
-leaves, and how far its readers are.
+leaves the cluster, and how far the registered readers are.
 
 `/tidb-binlog/v1/pumps/<nodeId>` holds JSON as the original Pump writes it, without a lease, renewed
 every few seconds; TiDB writes to the pumps whose state is `online`. `Node` is this pump as others
@@ -10,13 +10,13 @@ once every reader has everything.
 
     online -> pausing -> paused          online -> closing -> offline
 
-While it is closing, prewrites are refused; commits and rollbacks come in until all prewrites are
-matched, then a last heartbeat is stored, and the readers are waited for. If they do not get there
-in time the pump ends as paused: it can be started and closed again, and nothing was lost.
+While it is closing, the pump refuses prewrites, and takes commits and rollbacks until all prewrites
+are matched. Then it stores a last heartbeat, and waits until readers have it. If they do not reach
+it in time, the pump ends as paused: it can be started and closed again, and nothing is lost.
 
-`/tidb-binlog/v1/drainers/<nodeId>` names who reads from pumps and registered for it, TiDB's Drainer
-or a changefeed. The entry's maxCommitTS is what it has brought downstream, durably; a drainer that
-is offline does not come back. Source: tidb-binlog pkg/node, pump/server.go.
+`/tidb-binlog/v1/drainers/<nodeId>` is the entry of a registered reader of pumps: TiDB's Drainer, or
+a changefeed. Its maxCommitTS is what the reader has durably brought downstream; a drainer that is
+offline does not come back. Source: tidb-binlog pkg/node, pump/server.go.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class RegistryUnavailableError(UnavailableError):
 
 
 class NodeUnknownError(NotFoundError):
-    """Another pump is meant."""
+    """The request is for another pump."""
 
     code = "ErrPumpUnknown"
 
@@ -89,9 +89,9 @@ class StateConflictError(ConflictError):
 
 @dataclass(slots=True)
 class Node:
-    """This pump, as others see it; `leaves_as` is the state that it will have when it has ended.
+    """This pump, as others see it; `leaves_as` is its state after it has ended.
 
-    Once it is `drained_ts`, it has nothing above that but heartbeats, and says so.
+    Once `drained_ts` is set, its entry shows that as maxCommitTS: only heartbeats follow it.
     """
 
     node_id: str
@@ -174,7 +174,7 @@ class Registry:
 
 
 class PumpLifecycle:
-    """Takes `pause` and `close`, and ends the daemon."""
+    """Carries out `pause` and `close`, and then ends the daemon."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class PumpLifecycle:
         self._leaving = asyncio.Event()
 
     async def apply(self, node_id: str, action: str) -> str:
-        """Begin to leave; returns the state of now.
+        """Begin to leave; returns the new state.
 
         Raises:
             NodeUnknownError, ActionUnknownError, StateConflictError: not this node, not an action,
@@ -327,7 +327,9 @@ async def slowest_drainer(meta: Meta) -> tuple[int, str]:
 
 
 def _position(value: bytes) -> int | None:
-    """None: it is offline; an entry that cannot be read is believed to have nothing."""
+    """The ts that a drainer has brought downstream; None: it is offline. An unreadable entry counts
+    as 0, so that nothing is deleted on a guess.
+    """
     entry = read_entry(value)
     if entry is None:
         return 0
@@ -339,6 +341,6 @@ def _position(value: bytes) -> int | None:
 
 
 def _is_behind(value: bytes, ts: int) -> bool:
-    """An entry that cannot be read is behind: nothing is thrown away on a guess."""
+    """Whether a drainer has not reached `ts`; an unreadable entry counts as behind."""
     position_ts = _position(value)
     return position_ts is not None and position_ts < ts

@@ -4,10 +4,10 @@
 original Pump gives; every refusal is gRPC UNKNOWN. `PumpService` is
 `tidemarkpb.v1.PumpService`: binlogs by the thousand in one message, and steering.
 
-`Admission` decides for both: a heartbeat is taken even when the disk is low or the node not online,
-a prewrite only when neither is so and there is memory to wait for its outcome; commits and
-rollbacks are taken as long as there is disk. Refusals have the original Pump's text where it has
-one.
+`Admission` decides for both. A heartbeat is always taken, even if the disk is low or the node not
+online. Commits and rollbacks are taken unless the disk is low. A prewrite is taken only if,
+besides, the node is online and there is memory to wait for its outcome. Refusals have the original
+Pump's text if it has one.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -68,10 +68,10 @@ class Admission:
             )
 
     def admit(self, payload: bytes) -> Binlog:
-        """The binlog to be stored.
+        """Parse a binlog, and decide whether it is stored.
 
         Raises:
-            BinlogInvalidError: it is none.
+            BinlogInvalidError: the payload is no binlog.
             StatusError: the node is not online, or its disk is low.
             PrewritesFullError: too many prewrites have no outcome.
         """
@@ -169,7 +169,7 @@ class WriteBinlogCalls:
 
 
 class BinlogPump:
-    """The other method of `binlog.Pump` over one storage."""
+    """PullBinlogs, the other method of `binlog.Pump`, over one storage."""
 
     def __init__(self, storage: PumpStorage, admission: Admission) -> None:
         self._storage = storage

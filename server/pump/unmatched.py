@@ -1,11 +1,11 @@
-"""Prewrites that never got their outcome, because TiDB died or its commit binlog was lost:
-the store knows it.
+"""Finds the outcome of prewrites whose commit binlog never came, because TiDB died or the binlog
+was lost: the store knows it.
 
-A prewrite that waits for a whole interval is asked for by its primary key. Committed or rolled
-back: the missing binlog is written, durably, as if TiDB had sent it, and the commits behind it can
-go. No trace: wait while the transaction may still be on its way, then let the lock resolver decide
-it. An outcome is never guessed: where the store's GC may have removed the answer, the prewrite
-keeps waiting, and says so.
+When a prewrite has waited for a whole interval, its transaction is looked up at its primary key. If
+it was committed or rolled back, the missing binlog is written, durably, as if TiDB had sent it, and
+the commits behind it can be read. If there is no trace, the transaction may still be on its way, so
+the prewrite waits for a time; then the lock resolver decides it. An outcome is never guessed: if
+the store's GC may have removed it, the prewrite keeps waiting, and a warning says so.
 
 Source: tidb-binlog pump/storage (resolver); Percolator's primary decides.
 """
@@ -43,14 +43,14 @@ class OutcomeUnknownError(UnavailableError):
 
 
 class Coordinator(Protocol):
-    """The coordinator's answers that this needs: `PdClient`."""
+    """The part of `PdClient` that this needs."""
 
     async def tso(self, count: int = 1) -> int:
         """A new timestamp."""
         ...
 
     async def gc_safe_point(self) -> int:
-        """Before it the store may have removed versions."""
+        """The ts below which the store may have removed versions."""
         ...
 
 
@@ -91,7 +91,9 @@ class UnmatchedPrewrites:
                 _log.warning("unmatched prewrites not resolved", error=str(err))
 
     async def look(self) -> int:
-        """Settle what waited at the last look already and is decided; returns how many that are."""
+        """Write the outcomes of the prewrites that waited at the last look already and are decided;
+        returns how many.
+        """
         oldest = await self._storage.oldest_waiting(ASKED_AT_ONCE)
         # Only those that have waited for a whole interval: the outcome of most is on its way.
         unmatched = [

@@ -1,5 +1,5 @@
-"""The pump's background tasks: heartbeat binlogs when there are no writes, GC of what is older than
-the retention, checks of the index, of segments' age and of disk space.
+"""The pump's background tasks: heartbeat binlogs when there are no writes, GC of binlogs older than
+the retention, and checks of the index, of the age of segments and of disk space.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def write_heartbeats(storage: PumpStorage, pd: PdClient, interval_seconds:
     while True:
         written = storage.written
         await asyncio.sleep(interval_seconds)
-        # Binlogs came by themselves, and carry the time with them.
+        # Other binlogs came, which show readers the time, too.
         if storage.written > written:
             continue
         try:
@@ -41,8 +41,8 @@ async def write_heartbeats(storage: PumpStorage, pd: PdClient, interval_seconds:
 
 
 class GarbageCollector:
-    """Removes binlogs that are older than the retention, unless a reader needs them, and logs what
-    readers lost by it.
+    """Removes binlogs that are older than the retention, unless a reader needs them, and logs when
+    a reader loses some.
 
     A connected reader needs what it has not received, a registered drainer what it has not brought
     downstream; both hold GC back up to the forced age.
@@ -75,13 +75,13 @@ class GarbageCollector:
         """One GC, by age.
 
         Raises:
-            TidemarkError: no timestamp is to be had, or the disk refuses.
+            TidemarkError: the coordinator gives no timestamp, or the disk refuses.
         """
         now_ms = physical_ms(await self._pd.tso())
         aged_ts, forced_ts = (
             compose(max(0, now_ms - age_ms)) for age_ms in (self._retention_ms, self._force_ms)
         )
-        # Also drainers that are not connected now: they go on from their position.
+        # Drainers that are not connected now count, too: they will go on from their position.
         needed_ts, drainer = await slowest_drainer(self._meta)
         if needed_ts < aged_ts:
             _log.warning(
@@ -103,7 +103,7 @@ class GarbageCollector:
 
 
 async def watch_index(storage: PumpStorage) -> None:
-    """Tell when the index falls behind the log, and when it has caught up; until cancelled."""
+    """Log when the index falls behind the log, and when it has caught up, until cancelled."""
     was_behind = False
     while True:
         await asyncio.sleep(_WATCH_SECONDS)

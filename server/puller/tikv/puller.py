@@ -199,13 +199,15 @@ class TablePuller:
                 _log.warning(
                     "regions cannot be located", table_id=self.span.table_id, error=str(err)
                 )
-            # A range that the coordinator knows no region for, as while one splits, or more regions
-            # than one call returns.
+            # The coordinator knows no region for some range, for example while one splits, or there
+            # are more regions than one call returns.
             if self._frontier.gaps():
                 self._failed()
 
     def _failed(self) -> None:
-        """Locate again, later each time until things have been calm for a while."""
+        """Locate again, after a pause that grows with each failure; after `_CALM_S` without one it
+        is short again.
+        """
         now = asyncio.get_running_loop().time()
         self._failures = 1 if now - self._failed_at > _CALM_S else self._failures + 1
         self._failed_at = now
@@ -242,8 +244,8 @@ class TablePuller:
         while True:
             deliveries = await self._inbox.take()
             absorbed = await loop.run_in_executor(self._upstream.executor, self._absorb, deliveries)
-            # Only now: the sorter has every row that these timestamps promise. And before the
-            # faults, so that a range is pulled again from the last of its timestamps.
+            # After the rows: the sorter must have every row that these timestamps promise. Before
+            # the faults, so that a range is pulled again from its last timestamp.
             for request_id, ts in absorbed.resolved.items():
                 self._frontier.advance(request_id, ts)
             for subscription, fault in absorbed.faults:
@@ -262,8 +264,8 @@ class TablePuller:
         absorbed, changes = _Absorbed(), Changes(_BATCH_BYTES, self._add)
         with self._matching:
             for subscription, content in deliveries:
-                # After a fault that we found ourselves, such as an unmatched commit, the store goes
-                # on sending until it is told.
+                # After a fault that was found here, such as an unmatched commit, the store goes on
+                # sending until the subscription is cancelled there.
                 if subscription.ended:
                     continue
                 fault = self._apply(subscription, content, changes, absorbed)
