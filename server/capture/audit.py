@@ -141,7 +141,7 @@ def audit_silence(info: ChangefeedInfo, audit: Audit, now: datetime) -> str:
 
 
 def check_audit(audit_s: int, sink_uri: str, *, ignores_events: bool = False) -> None:
-    """Refuse an audit that could not be done, or not in such a time; 0: no audit.
+    """Check that the lake can be audited, and in such a time; 0 means no audit.
 
     Raises:
         ParameterError: the time is too short or too long.

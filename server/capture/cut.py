@@ -26,8 +26,8 @@ COMMITS_MAX: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PackedExtent:
-    """Rows of one table that weigh `bytes / rows` each: distinct commit_ts, ascending,
-    and how many rows each has.
+    """Rows of one table of `bytes / rows` bytes each: the distinct commit_ts, ascending, and how
+    many rows each has.
     """
 
     rows: int

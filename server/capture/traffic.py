@@ -1,8 +1,8 @@
-"""The traffic of each table in the time of its upstream; no clock is read here.
+"""The traffic of each table, by the time of its upstream; reads no clock.
 
-A row counts by its commit_ts, not by when it is pulled: a table that is read again from its
-checkpoint, as after a move or a restart, has the traffic that it had before. What is older than a
-few minutes hardly counts: the weight of a row is divided by `e` in each `_MEMORY_S`.
+A row counts at its commit_ts, not at the time when it is pulled: so a table that is pulled again
+from its checkpoint, after a move or a restart, has the same traffic as before. Rows older than a
+few minutes hardly count: the weight of a row is divided by `e` every `_MEMORY_S`.
 """
 
 import math
@@ -25,7 +25,7 @@ _WHOLE_BYTES_PER_S_MIN: Final = 64 << 10
 
 
 class Traffic(NamedTuple):
-    """The changes of a table, as it was a short time ago."""
+    """The rate of a table's recent changes."""
 
     rows_per_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -35,7 +35,7 @@ NO_TRAFFIC: Final = Traffic()
 
 
 class _Sums(NamedTuple):
-    """Rows and bytes, those of earlier commits counting less; as of `at_s`."""
+    """Decayed sums of rows and bytes, as of `at_s`."""
 
     since_s: float
     at_s: float
@@ -51,7 +51,7 @@ class TableTraffic:
         self._lock = threading.Lock()
 
     def add(self, span: Span, commit_ts: npt.NDArray[np.uint64], size_bytes: int) -> None:
-        """Rows of a table, in any order; together they have `size_bytes`."""
+        """Count rows of a table, in any order, of `size_bytes` together."""
         if not len(commit_ts):
             return
         times_s = (commit_ts >> np.uint64(LOGICAL_BITS)).astype(np.float64) / 1000

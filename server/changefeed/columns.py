@@ -3,19 +3,20 @@
     rule     = table '=' column ( ',' column )*    shop.orders=id,name    crm.*=*,!phone,!mail_?
     column   = [ '!' ] name with * and ? | name '->' name by which readers know it
 
-`table` is a rule of a table filter without `!`. The first rule whose table matches decides, and of
-its columns the last that matches: `!` leaves it out, and what none matches is left out, too. The
-key is always in. Case does not matter. A rule that meets no table, or a name that meets no column,
-is refused at the creation: it would let through what it was to leave out.
+`table` is a rule of a table filter without `!`. The first rule whose table matches decides, and in
+it the last column pattern that matches: with `!` the column is left out, as is a column that no
+pattern matches. Key columns are always taken. Case does not matter. A rule that matches no table,
+or a name that matches no column, is refused at the creation: it would let through what it was meant
+to leave out.
 
-Names are asked about new columns. What was decided of one stays with it when it, or its table, is
-renamed: columns are known by their identities (`server.changefeed.identity`).
+Rules decide new columns by their names. The decision stays with a column when the column or its
+table is renamed, by the column's identity (`server.changefeed.identity`):
 
-1. A column that was left out stays out, whatever it is called later: rows at the target have no
-   value of it. A rule that takes it by its new name, without `*` or `?`, stops the changefeed, as
-   does a key that such a column becomes part of.
-2. One that was taken stays, until a rule leaves out its new name.
-3. A renamed table without a rule about its new name takes no column that it did not have before.
+1. A column that was left out stays out under any later name, since rows at the target have no value
+   of it. If a rule takes it by its new name, without `*` or `?`, the changefeed stops; so it does
+   if the column becomes part of the key.
+2. A column that was taken stays, until a rule leaves out its new name.
+3. A renamed table without a rule for its new name takes no column that it did not have before.
 """
 
 import re
@@ -62,7 +63,7 @@ class _Rule:
     """The last one first."""
 
     def pattern_of(self, column: str) -> _Pattern | None:
-        """The one that decides of a column."""
+        """The pattern that decides about a column."""
         return next((each for each in self.columns if each.matches.fullmatch(column)), None)
 
 

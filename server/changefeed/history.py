@@ -2,10 +2,10 @@
 or from its checkpoint on. Pure.
 
 The first one has the tables that it begins with, and no query. Invariants:
-1. What `at(ts)` says for a ts at or above the checkpoint does not depend on what was collected
-   behind the checkpoint.
-2. A change is repeated without effect: at most one has a commit_ts, and a log repeats only those
-   above the checkpoint.
+1. For a ts at or above the checkpoint, `at(ts)` does not depend on what was collected below the
+   checkpoint.
+2. A repeated change has no effect: at most one change has a given commit_ts, and a log repeats only
+   changes above the checkpoint.
 """
 
 import json
@@ -150,7 +150,7 @@ class History:
         for change in reversed(self._changes.values()):
             if change.commit_ts > ts:
                 continue
-            # Whatever a later change said of a name is what counts.
+            # For each name the latest change counts.
             if any(table.name not in gone for table in change.tables):
                 return True
             gone |= {*change.dropped}
@@ -179,7 +179,7 @@ class History:
         )
 
     def forget(self, garbage: Garbage) -> None:
-        """Leave out what was collected."""
+        """Remove the collected changes and tables."""
         gone: dict[int, set[str]] = {}
         for ts, table in garbage.tables:
             gone.setdefault(ts, set()).add(table.name)

@@ -1,12 +1,11 @@
 """Which columns of a table are those of an earlier version of it, under whatever names. Pure.
 
-A column's identity is the number of `sink.mounter.COLUMN_ID`. It lasts through renames, so what was
-decided of a column, that readers do not get it or see a mask, follows it by this.
+A column's identity is the number of `sink.mounter.COLUMN_ID`. It lasts through renames. So the
+decision that readers do not get a column, or get it masked, stays with the column.
 
-Where a source saw the table itself, and no statement that says what became of it, columns were
-matched by their names (`TableRecord.matched_by_names`): a renamed one looks like one that was
-dropped and one that was added. Whether something hidden would be shown by that cannot be told, so
-it is refused.
+If a source has read the table itself, without the statements that changed it, columns were matched
+by their names (`TableRecord.matched_by_names`): a renamed column looks like one that was dropped
+and one that was added. Such a column might be a hidden one under a new name, so it is refused.
 """
 
 from collections.abc import Iterable
@@ -41,7 +40,7 @@ def by_identity(table: SourceTable, other: SourceTable) -> dict[Identity, pa.Fie
 
 
 class EarlierTables:
-    """Tables as they were, by which one that is looked at now was which."""
+    """Earlier forms of tables, to find out which of them a present table was."""
 
     def __init__(self, tables: Iterable[SourceTable]) -> None:
         self._by_id: dict[int, SourceTable] = {}
@@ -51,7 +50,7 @@ class EarlierTables:
             self._by_name.setdefault(table.name, table)
 
     def same(self, table: SourceTable) -> SourceTable | None:
-        """The one that a table was."""
+        """The earlier form of a table; None: there is none."""
         # TiDB's TRUNCATE gives a table a new id: its name tells that it is the same one.
         return self._by_id.get(table.span.table_id) or self._by_name.get(table.name)
 
@@ -66,12 +65,11 @@ class EarlierTables:
 
 
 def check_still_hidden(table: SourceTable, record: TableRecord, before: SourceTable | None) -> None:
-    """See that no column is shown that was hidden in `before`, the same table as it is in force,
-    where columns were matched by their names; `record` is that of `table`, with what is taken of
-    it.
+    """Check that no column is shown that was hidden in `before`, the table's version in force, if
+    columns were matched by their names; `record` is the record of `table` with the columns taken.
 
     Raises:
-        TableIneligibleError: it cannot be told.
+        TableIneligibleError: a shown column may be a hidden one under another name.
     """
     if before is None or not table.record.matched_by_names:
         return
@@ -91,11 +89,11 @@ def check_still_hidden(table: SourceTable, record: TableRecord, before: SourceTa
 
 
 def check_not_renamed(table: SourceTable, record: TableRecord, gone: Iterable[SourceTable]) -> None:
-    """See that a new table, found by its name, shows no column of a name that is hidden in one of
-    those that are gone: it may be that one under another name.
+    """Check that a new table, which was found by its name, shows no column whose name is hidden in
+    one of the tables that are gone: it may be that table under another name.
 
     Raises:
-        TableIneligibleError: it cannot be told.
+        TableIneligibleError: it shows one.
     """
     if not table.record.matched_by_names:
         return

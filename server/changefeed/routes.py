@@ -11,13 +11,12 @@ A rule that ends with `{shard=COLUMN}` merges tables (`shop_*.orders=shop.orders
 the target has one table of all of them, whose COLUMN holds the source's `schema.table`, and whose
 key is COLUMN and the source's key. In a configuration file that is `shard-column`.
 
-1. A route is a question of names alone, so a table that is renamed may have another name in the
-   target, too.
-2. Two tables never go to one unless both are its shards: rows of one key would run into one
-   another. Whatever would bring that about is refused, at the creation, by a new filter, and at the
-   DDL.
-3. Readers know a shard by its name in the source, and the lake's job merges (`lake.shards`). What
-   could not be merged is refused at the same places.
+1. A route depends on names alone, so a renamed table may get another name in the target, too.
+2. Two tables never go to one target table unless both are its shards: their rows of equal keys
+   would overwrite each other. Whatever would lead to that is refused: at the creation, at a filter
+   update, and at the DDL.
+3. Readers know a shard by its name in the source, and the lake job merges the shards
+   (`lake.shards`). Shards that could not be merged are refused at the same places.
 """
 
 import re
@@ -123,7 +122,7 @@ class RouteRules:
         return next((text for text, rule in texts if rule.shard_column), "")
 
     def check(self, tables: Iterable[SourceTable]) -> None:
-        """See that each rule decides of a table of the changefeed.
+        """Check that each rule is the deciding one for some table of the changefeed.
 
         Raises:
             RouteRuleError: with the rule.
@@ -142,10 +141,11 @@ NO_ROUTES: Final = RouteRules()
 
 
 def check_conflicts(tables: Iterable[SourceTable], advice: str = _ADVICE) -> None:
-    """See that each table has a name of its own in the target; `advice` is what to do else.
+    """Check that no two tables have the same name in the target; `advice` is the way out for the
+    error's message.
 
     Raises:
-        TableRouteConflictError: two have one.
+        TableRouteConflictError: two have.
     """
     seen: dict[str, SourceTable] = {}
     for table in tables:
@@ -163,8 +163,8 @@ def check_conflicts(tables: Iterable[SourceTable], advice: str = _ADVICE) -> Non
 
 
 def check_mergeable(tables: Iterable[SourceTable], advice: str = _SHARDS_ADVICE) -> None:
-    """See that the shards of each table in the target have one key, and columns that one table can
-    hold; `advice` is what to do else.
+    """Check that the shards of each target table have the same key, and columns that one table can
+    hold; `advice` as in `check_conflicts`.
 
     Raises:
         TableRouteConflictError: some have not.
@@ -198,8 +198,9 @@ def merged_shards(tables: Iterable[SourceTable]) -> dict[str, TableMeta]:
 def check_shard_changes(
     pairs: Iterable[tuple[SourceTable, SourceTable]], names: Container[str], advice: str
 ) -> None:
-    """See that rows of shards stay what they are through a DDL. `pairs` are tables below and above
-    it, `names` those that were in force; `advice` is what to do else.
+    """Check that a DDL does not change where the rows of shards are at the target. `pairs` are
+    tables before and after the DDL, `names` those in force before it; `advice` as in
+    `check_conflicts`.
 
     Raises:
         TableRouteConflictError: rows would have to go from one table of the target to another one,
@@ -230,7 +231,7 @@ def check_shard_changes(
 
 
 def check_merging(rules: RouteRules, sink_uri: str) -> None:
-    """See that tables can be merged, if rules merge any.
+    """Check that the sink can merge tables, if a rule asks for that.
 
     Raises:
         RouteRuleError: with the rule.
@@ -253,11 +254,11 @@ def check_merging(rules: RouteRules, sink_uri: str) -> None:
 def check_taken_over(
     coming: Iterable[TableRecord], going: Iterable[TableRecord], advice: str
 ) -> None:
-    """See that no table comes under the name in the target of another one that goes: that one
-    leaves its rows there. `advice` is what to do else.
+    """Check that no coming table has the name in the target of one that goes, whose rows stay
+    there; `advice` as in `check_conflicts`.
 
     Raises:
-        TableRouteConflictError: one does.
+        TableRouteConflictError: one has.
     """
     left = {".".join(each.place): each for each in going}
     for record in coming:

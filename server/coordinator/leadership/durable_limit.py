@@ -108,8 +108,8 @@ class DurableLimit:
             await self._metadata.txn((), self._puts(number))
 
     async def _adopt(self, records: Sequence[KeyValue | None]) -> None:
-        """Continue from an earlier write of this coordinator that arrived late; any other value is
-        foreign.
+        """Continue from an earlier write of this coordinator that arrived late; any other value was
+        written by somebody else.
         """
         numbers = {_number(record) for record in records}
         if len(numbers) == 1 and numbers <= self._attempts:

@@ -50,8 +50,8 @@ _log = structlog.get_logger(__name__)
 
 
 class Leadership:
-    """A held leader key; without arguments it is of a coordinator whose metadata nobody else can
-    reach.
+    """A held leader key. Without arguments it stands for the lead of a coordinator with embedded
+    metadata, which has no competitor.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Leadership:
         """Give the right up and interrupt `while_held` blocks. The first reason counts."""
         if not self.ended.is_set():
             self.reason = reason
-        # First: what the interrupted blocks do on their way out must already find the right gone.
+        # Set before the blocks are interrupted: on their way out they must find the right gone.
         self.ended.set()
         for timeout in self._timeouts:
             timeout.reschedule(0)
@@ -183,8 +183,8 @@ class FencedMetadata:
             outcome.revision = (
                 result.revision if _written(success if result.succeeded else failure) else 0
             )
-        # A failed comparison may be an ordinary conflict. The fence alone is asked, to tell a lost
-        # leader key from one.
+        # The comparison that failed may be one of the caller's. The fence is checked alone, to tell
+        # a lost leader key from that.
         if not result.succeeded and fence and not (await self._meta.txn(fence, ())).succeeded:
             self.leadership.end("the leader's key is no longer ours")
             self.leadership.check()
