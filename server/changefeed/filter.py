@@ -155,7 +155,7 @@ class TableFilter:
         return False
 
     def deciding_rule(self, schema_name: str, table_name: str) -> str:
-        """The text of the rule that decides of a table; empty: none is about it."""
+        """The text of the rule that decides about a table; empty: none matches it."""
         rule = self._deciding(schema_name, table_name)
         return "" if rule is None else rule.text
 

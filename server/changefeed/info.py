@@ -102,11 +102,12 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class FilterUpdate:
-    """A table filter that `changefeed update` gave, and that is not in force yet.
+    """A table filter of `changefeed update` that is not in force yet.
 
-    Until the checkpoint is at `ts` a table is replicated that all filters take, those of `before`
-    and `ChangefeedInfo.rules`. There the others go, and new ones come: also tables again that one
-    of the filters did not take, since their rows were not delivered meanwhile.
+    Until the checkpoint reaches `ts`, only the tables are replicated that all filters take: those
+    of `before` and `ChangefeedInfo.rules`. At `ts` tables that the new filter leaves out go, and
+    new tables come. So do tables that one of the earlier filters did not take, as their rows were
+    not delivered meanwhile.
     """
 
     before: tuple[tuple[str, ...], ...]
@@ -163,7 +164,7 @@ class TableTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangefeedInfo:
-    """`target_ts` 0 means no end."""
+    """A changefeed's record; `target_ts` 0 means no end."""
 
     id: str
     sink_uri: str = field(repr=False)
@@ -294,14 +295,15 @@ class ChangefeedInfo:
         return self.error is None or self.error.code not in _HISTORY_LOST
 
     def moved_to(self, state: State, error: RunningError | None = None) -> "ChangefeedInfo":
-        """A copy of the record in another state."""
+        """The same record in another state."""
         return replace(self, state=state, error=error)
 
     def continuing_at(self, start_ts: int, checkpoint_ts: int, time: str) -> "ChangefeedInfo":
-        """The same changefeed, running, that goes on at `start_ts` instead of its checkpoint.
+        """The record of the running changefeed that continues at `start_ts` instead of its
+        checkpoint.
 
-        Going back begins another epoch, and takes a stretch back that was skipped, as far as nobody
-        has acknowledged anything above it. A new filter is in force there.
+        Going back begins another epoch. A skipped range above `start_ts` is no longer skipped, if
+        no reader has acknowledged anything above it. A pending filter is in force at once.
         """
         skipped = list(self.skipped)
         if start_ts > checkpoint_ts:
@@ -437,7 +439,7 @@ def _unreadable(changefeed: str, reason: str) -> CorruptError:
 
 
 def check_id(changefeed: str) -> None:
-    """Refuse an id that cannot be part of a key or a path.
+    """Check that an id can be part of a key and of a path.
 
     Raises:
         ChangefeedIdInvalidError: with the rule.
@@ -467,8 +469,8 @@ def keeps_changes(sink_uri: str) -> bool:
 
 
 def check_sink_uri(sink_uri: str) -> None:
-    """Refuse a URI that no reader could use as its target, one with a password, and directories of
-    the system.
+    """Check that a reader can use the URI as its target; it may have no password, and name no
+    directory of the system.
 
     Raises:
         SinkUriError: with what to write instead.
@@ -480,11 +482,11 @@ def check_sink_uri(sink_uri: str) -> None:
 
 
 def check_same_sink(old: str, new: str) -> None:
-    """Refuse another place for a changefeed whose rows are partly delivered;
-    `old` may be of an earlier version.
+    """Check that `new` names the same place as `old`, where some of the rows are already; `old` may
+    have been written by an earlier version.
 
     Raises:
-        SinkUriError: it is another place.
+        SinkUriError: it names another place.
     """
     if _place(old) != _place(new):
         raise SinkUriError(

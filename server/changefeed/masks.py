@@ -6,9 +6,9 @@
 `table` is a rule of a table filter without `!`, `column` a name with `*` and `?`; case does not
 matter. All rules about a table count, and one column has one mask.
 
-A mask is there to keep a value in. So what would let it out is refused, by name: a column of a rule
-that no table has, two masks of one column, a mask that a column cannot have. And a column keeps its
-mask when it, or its table, is renamed: columns are known by their identities.
+A mask hides a value. So whatever might show it is refused with its name: a column in a rule that no
+table has, two masks for one column, a mask that a column cannot have. And a column keeps its mask
+when the column or its table is renamed, by the column's identity.
 """
 
 import re
@@ -159,7 +159,9 @@ def _kept(before: SourceTable, table: SourceTable) -> dict[str, Mask]:
 
 
 def _check_types(table: SourceTable, before: SourceTable, masks: Mapping[str, Mask]) -> None:
-    """See that no hashed column has values whose texts, and hashes, are others than before."""
+    """Check that no hashed column has another type, by which the texts of its values, and so their
+    hashes, would change.
+    """
     earlier = by_identity(before, table)
     for identity, column in by_identity(table, before).items():
         mask, was = masks.get(column.name), earlier.get(identity, column)
@@ -195,10 +197,10 @@ def _column(text: str) -> _Column:
 
 
 def check_salted(rules: MaskRules, salt_file: str) -> None:
-    """See that there is a salt where masks hash, and only there.
+    """Check that there is a salt if a mask hashes, and none otherwise.
 
     Raises:
-        MaskError: what to do else.
+        MaskError: with what to do.
     """
     if rules.hashes and not salt_file:
         raise MaskError(

@@ -118,8 +118,8 @@ class TableRecord:
     def selecting(
         self, columns: Sequence[str], renamed: Mapping[str, str] | None = None
     ) -> "TableRecord":
-        """A record of which these columns are taken, and those of its key,
-        some by other names.
+        """The same record, of which only these columns and those of the key are taken, some under
+        other names.
         """
         info = {member: value for member, value in self.table_info.items() if member != _RENAMED}
         info[_SELECTED] = list(columns)
@@ -146,7 +146,7 @@ class TableRecord:
         }
 
     def masking(self, masks: Mapping[str, Mask], salt: Salt | None) -> "TableRecord":
-        """A record of which readers are shown these columns by masks."""
+        """The same record, with masks for these columns."""
         ours = (_MASKED, _DEFAULTS, _SALT)
         info = {member: value for member, value in self.table_info.items() if member not in ours}
         if masks:
@@ -166,7 +166,7 @@ class TableRecord:
         return None if document is None else RowFilter.parse(document)
 
     def ignoring(self, row_filter: RowFilter) -> "TableRecord":
-        """A record of which readers do not get these changes."""
+        """The same record, with rules that leave out some of its changes."""
         info = {**self.table_info, _IGNORED: row_filter.to_document()}
         return TableRecord(self.schema_name, info)
 
@@ -183,7 +183,7 @@ class TableRecord:
         return self.table_info.get(ZERO_DATES)
 
     def showing(self, zero_dates: str) -> "TableRecord":
-        """A record whose dates that no calendar has are shown as `zero_dates`."""
+        """The same record, with impossible dates (zero dates) shown as `zero_dates` says."""
         if zero_dates == (self.zero_dates or NULL_DATES):
             return self
         return replace(self, table_info={**self.table_info, ZERO_DATES: zero_dates})
@@ -198,7 +198,7 @@ class TableRecord:
         return schema_name, table_name
 
     def routed(self, target: tuple[str, str]) -> "TableRecord":
-        """A record of a table that has these names in the target."""
+        """The same record, with these names in the target."""
         info = self._without_route
         if target != (self.schema_name, self.table_name):
             info[_TARGET] = list(target)
@@ -206,8 +206,8 @@ class TableRecord:
 
     @property
     def shard(self) -> ShardOf | None:
-        """The table that it is merged into in the target, with others; None: none. Readers know it
-        by its own name. A member that is ours.
+        """The target's table into which it is merged with others; None: none. Readers know it by
+        its own name. A member that is ours.
         """
         document = self.table_info.get(_SHARD)
         if document is None:
@@ -216,7 +216,7 @@ class TableRecord:
         return ShardOf(schema_name, table_name, document["column"])
 
     def merged(self, shard: ShardOf) -> "TableRecord":
-        """A record of a table that is a shard of one in the target."""
+        """The same record, as a shard of a table in the target."""
         document = {"table": [shard.schema_name, shard.table_name], "column": shard.column}
         return TableRecord(self.schema_name, {**self._without_route, _SHARD: document})
 
@@ -227,7 +227,7 @@ class TableRecord:
 
     @property
     def place(self) -> tuple[str, str]:
-        """The names of schema and table in the target, of that which it is merged into if it is."""
+        """The names of schema and table in the target; of a shard those of the merged table."""
         shard = self.shard
         return self.target if shard is None else (shard.schema_name, shard.table_name)
 
@@ -279,12 +279,12 @@ class SourceTable:
 
     @property
     def place(self) -> str:
-        """The name of the table in the target that has its rows, and of its other shards."""
+        """The name of the target's table that has its rows; of a shard the merged table's."""
         return ".".join(self.record.place)
 
     @property
     def has_key(self) -> bool:
-        """Whether its rows can be told apart; else only changes are known."""
+        """Whether it has a key; otherwise rows cannot be told apart: only changes are known."""
         return bool(self.mounter.key_columns)
 
 
@@ -298,10 +298,10 @@ def taken(record: TableRecord, whole: TableMounter) -> TableMounter:
 
 
 def check_distinct(tables: Sequence[SourceTable], target: str) -> None:
-    """See that a target of the format `target` can tell the tables apart by their names.
+    """Check that a target of the format `target` can tell the tables apart by their names.
 
     Raises:
-        TableIneligibleError: it takes two of the names for one.
+        TableIneligibleError: two names are the same for it.
     """
     try:
         check_distinct_names(target, (table.record.place for table in tables))
@@ -318,10 +318,9 @@ def _routes_hint(tables: Iterable[SourceTable]) -> str:
 
 
 def check_names(table: SourceTable, target: str) -> None:
-    """See that no two columns of a table reach readers by one name, in whatever case,
-    and that the target can hold all.
+    """Check that no two columns of a table have the same name for readers, whatever the case, and
+    that a target of the format `target` can hold all of them.
 
-    `target` is the format that the sink URI asks for.
 
     Raises:
         TableIneligibleError: with the option that gives columns other names.

@@ -61,8 +61,9 @@ class Terms:
 
 
 def terms_of(info: ChangefeedInfo, rules: Sequence[str], before: TableTerms | None = None) -> Terms:
-    """The terms of a changefeed's record, with a table filter of `rules`; while that is coming in
-    force, of those before. `before`: these were in force.
+    """The terms of a changefeed's record with the table filter `rules`. While a filter update is
+    pending, they take the tables that are replicated until it is in force. `before` are the terms
+    in force so far.
     """
     before = before or info.terms
     tables: Filter = filter_of(info.source_uri, rules)
@@ -86,7 +87,7 @@ def terms_of(info: ChangefeedInfo, rules: Sequence[str], before: TableTerms | No
 
 
 def all_filters(info: ChangefeedInfo) -> AllFilters:
-    """What all filters of a changefeed take that is given another one."""
+    """A filter that takes what every filter of a pending filter update takes."""
     assert info.filter_update is not None, "it is given another one"
     every = (*info.filter_update.before, info.rules)
     return AllFilters([filter_of(info.source_uri, rules) for rules in every])

@@ -1,9 +1,9 @@
 """Which ranges of which tables an audit compares next. Pure: the caller gives the time.
 
 A table has one round after the other, each as long as the audit's period. In a round each of its
-ranges is compared once, in random order, evenly over the time; the last ones are due two turns
-before the end. What a turn has not compared (it failed, or gave way) is due again. A table that a
-DDL has altered has a sample due at once.
+ranges is compared once, in random order and evenly over the period; the last ones are due two turns
+before its end. Ranges that a turn did not compare, because it failed or was interrupted, are due
+again. After a DDL a sample of the table is due at once.
 """
 
 import math
@@ -68,8 +68,8 @@ class AuditPlan:
         self._failing: dict[str, _Failing] = {}
 
     def note_altered(self, tables: Collection[str]) -> None:
-        """A DDL was brought into the lake, or their rows were read again:
-        a sample of these is due.
+        """Note tables that a DDL has changed in the lake, or that were read again: a sample of each
+        is due.
         """
         self._altered |= set(tables)
 
@@ -113,8 +113,8 @@ class AuditPlan:
     def begin(
         self, table: str, column: str | None, extent: Extent, tables: int, now_s: float
     ) -> None:
-        """A round of the table begins; `column` is the one that its ranges are of,
-        `tables` how many there are.
+        """Begin a round of the table. `column` is the column of its ranges, `tables` the number of
+        tables.
         """
         most = max(1, min(-(-extent.rows // SLOT_ROWS), SLOTS_MAX, _SLOTS_ALL // max(tables, 1)))
         slots = [(None, None)] if column is None else extent.slots(most)
@@ -162,8 +162,8 @@ class AuditPlan:
         return left_before > 0 and not current.left and not current.differs
 
     def failed(self, table: str, now_s: float) -> None:
-        """The table could not be compared: it is left out for a turn,
-        and twice as long each time, up to a period.
+        """Leave out a table that could not be compared: for a turn, then each time twice as long,
+        up to a period.
         """
         count = self._failing[table].count if table in self._failing else 0
         pause_s = min(self.turn_s * float(1 << min(count, 16)), self.period_s)

@@ -160,10 +160,10 @@ async def _sampled(lake: Lake, table: Table, sample: Sample, progress: Progress)
 
 
 def check_sink(info: ChangefeedInfo) -> None:
-    """See that there is a lake to compare.
+    """Check that the changefeed's sink is a lake that can be compared.
 
     Raises:
-        VerifyUnsupportedError: somebody else keeps what the changefeed's readers take.
+        VerifyUnsupportedError: it is not, as the changefeed's readers are not ours.
     """
     if info.secret_advice:
         raise VerifyUnsupportedError(info.secret_advice)
@@ -205,8 +205,8 @@ def dump_note(table: Table, job: Job | None, dump: TableProgress | None) -> str:
 class AuditRecords:
     """The records of one changefeed's audits in the metadata.
 
-    Every call is durable. It needs no owner's fence, as whoever compares lakes may write; where the
-    changefeed is gone it does nothing.
+    Every call is durable. Calls need no owner's fence, since any process that compares lakes may
+    write; once the changefeed is removed they do nothing.
     """
 
     def __init__(self, meta: Meta, changefeed: str) -> None:
