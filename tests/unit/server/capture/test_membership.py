@@ -17,6 +17,7 @@ from server.capture.owner import Owner
 from server.capture.records import Records
 from server.changefeed import keys
 from server.changefeed.captures import CaptureRecord
+from storage.meta.meta import Put
 
 
 def member(meta, upstream, name):
@@ -97,14 +98,13 @@ async def test_a_capture_that_starts_again_meanwhile_is_not_said_to_be_drained(
     meta, upstream, monkeypatch
 ):
     one, two = (member(meta, upstream, name) for name in ("one", "two"))
-    txn, started = meta.txn, asyncio.Event()
+    txn = meta.txn
 
-    async def late(*arguments):
-        if not started.is_set():
-            started.set()
+    async def late(compares, ops, *more):
+        if keys.draining("two") in {op.key for op in ops}:
             pair = await meta.get(keys.capture("two"))
-            await meta.put(pair.key, pair.value, pair.lease)
-        return await txn(*arguments)
+            await txn((), [Put(pair.key, pair.value, pair.lease)])
+        return await txn(compares, ops, *more)
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(each.run("a:1", "a:2")) for each in (one, two)]
