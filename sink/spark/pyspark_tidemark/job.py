@@ -53,6 +53,10 @@ EXIT_OK, EXIT_ERROR, EXIT_AGAIN = 0, 1, 75
 _FINISH_S, _FINISH_STEP_S = 30.0, 0.1
 _LOST = "ErrSparkLost"
 _NO_WORKER = "Python worker failed to connect back"
+_STARTS_MORE = 5
+"""How often a query is started again whose Python did not begin in the ten seconds that Spark
+gives it.
+"""
 _INITIALIZING = "Initializing sources"
 """What Spark says of a query whose source has not begun."""
 _ROUND_S = 10.0
@@ -292,13 +296,19 @@ class Job:
         self._trigger_s = trigger_s(spark, self._arguments.trigger)
         query = self._start_query(spark, start_ts)
         self._write({"ready": True, "query": query.id, "start_ts": start_ts})
-        is_reading = False
+        is_reading, starts_left = False, _STARTS_MORE
         try:
-            while query.isActive and self._reporter.failure is None:
+            while self._reporter.failure is None:
+                if not query.isActive:
+                    if not starts_left or not self._lacked_worker(query):
+                        break
+                    starts_left, is_reading = starts_left - 1, False
+                    query.stop()
+                    query = self._start_query(spark, start_ts)
                 if self._wake.wait(_LOOK_S if is_reading else _FIRST_LOOKS_S):
                     break
                 if not is_reading:
-                    is_reading = query.status["message"] != _INITIALIZING
+                    is_reading = query.status["message"] != _INITIALIZING and query.isActive
                     if is_reading:
                         # Whoever starts many jobs on few cores waits for it before the next one.
                         self._write({"reading": True})
@@ -316,6 +326,11 @@ class Job:
             raise failure
         if not stopped:
             raise _query_failure(failed)
+
+    def _lacked_worker(self, query: StreamingQuery) -> bool:
+        """Whether a query has ended because Spark's Python did not begin in time."""
+        # Where many jobs start on few cores, a job that began anew would keep the others from it.
+        return self._failure is None and _NO_WORKER in str(query.exception())
 
     def _start_query(self, spark: SparkSession, start_ts: int) -> StreamingQuery:
         arguments = self._arguments

@@ -68,6 +68,21 @@ def test_a_query_that_ends_by_itself_is_an_error_after_which_the_job_is_started_
     assert query.stopped
 
 
+def test_a_query_whose_python_did_not_begin_in_time_is_started_again_in_the_same_job(monkeypatch):
+    """Ten jobs on two busy cores ended and began again for ever: a job's own start costs ten times
+    what its query's does.
+    """
+    late = RuntimeError("Python worker failed to connect back")
+    queries = [Query(1, late), Query(0, late), Query(1, RuntimeError("something else"))]
+    first, second, last = queries
+    job = job_with(monkeypatch, None)
+    monkeypatch.setattr(job, "_start_query", lambda spark, start_ts: queries.pop(0))
+    with pytest.raises(SourceError, match="something else"):
+        job.run(SPARK, 0)
+    assert not queries
+    assert all(query.stopped for query in (first, second, last))
+
+
 def test_a_job_that_was_told_to_stop_ends_well(monkeypatch):
     query = Query(1 << 30)
     job = job_with(monkeypatch, query)
