@@ -4,9 +4,10 @@ the proof that it is equal to the store.
 The demo starts the job itself and follows the lines that it prints (`LakeJob`). With `tidemark demo
 --join` somebody else runs it, and the changefeed's checkpoint tells how far it is (`JoinedLake`).
 
-`prove` compares at the newest cut what Spark reads from the lake with what a foreign client reads
-from the store. The two sides share no code of ours but the bank itself: the lake is read by Spark,
-the store by the client at exactly the cut's timestamp, and rows are compared as plain tuples.
+`prove` compares at the newest cut what Spark reads from the lake (`LakeReader`) with what a foreign
+client reads from the store. The two sides share no code of ours but the bank itself: the lake is
+read by Spark, the store by the client at exactly the cut's timestamp, and rows are compared as
+plain tuples.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pyarrow as pa
@@ -271,18 +273,44 @@ class Proof:
         return not self.differences and self.balanced_cuts == len(self.totals) > 0
 
 
-async def prove(bank: Bank, client: BankClient, lake: Lake, since_ts: int, log: Path) -> Proof:
+class LakeReader:
+    """A Spark of its own that reads the lake, as any reader would (`server.demo.lake_reader`)."""
+
+    def __init__(self, process: Process, directory: Path, log: Path) -> None:
+        self._process = process
+        self._directory = directory
+        self._log = log
+
+    @classmethod
+    @asynccontextmanager
+    async def started(cls, lake: Lake, log: Path) -> AsyncIterator["LakeReader"]:
+        """The reader for the block; start it before it is needed, as Spark takes a while."""
+        with tempfile.TemporaryDirectory(prefix="tidemark-proof-") as directory:
+            arguments = [lake.uri, CHANGEFEED, directory]
+            async with open_process("server.demo.lake_reader", arguments, log) as process:
+                yield cls(process, Path(directory), log)
+
+    async def read(self, since_ts: int) -> tuple[dict[str, Any], dict[str, list[Row]]]:
+        """What `server.demo.lake_reader` prints, and the rows of each table at the newest cut.
+
+        Raises:
+            ProcessFailedError: Spark could not read the lake; the log says why.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"%d\n" % since_ts)
+        answer = await json_line(self._process, self._log)
+        files = {name: self._directory / f"{name}.arrow" for name in tables.SPANS}
+        return answer, {name: _lake_rows(file) for name, file in files.items()}
+
+
+async def prove(bank: Bank, client: BankClient, reader: LakeReader, since_ts: int) -> Proof:
     """Compare the lake with the store at the lake's newest cut;
     latencies are of transfers after `since_ts`.
 
     Raises:
-        ProcessFailedError: Spark could not read the lake; `log` says why.
+        ProcessFailedError: see `LakeReader.read`.
     """
-    with tempfile.TemporaryDirectory(prefix="tidemark-proof-") as directory:
-        arguments = [lake.uri, CHANGEFEED, str(since_ts), directory]
-        async with open_process("server.demo.lake_reader", arguments, log) as process:
-            answer = await json_line(process, log)
-        lake_rows = {name: _lake_rows(Path(directory) / f"{name}.arrow") for name in tables.SPANS}
+    answer, lake_rows = await reader.read(since_ts)
     differences: list[str] = []
     for name, span in tables.SPANS.items():
         pairs = await client.scan(span.start_key, span.end_key, answer["cut_ts"])

@@ -1,10 +1,11 @@
-"""The lake as its readers see it: `python -m server.demo.lake_reader URI CHANGEFEED SINCE_TS OUT`.
+"""The lake as its readers see it: `python -m server.demo.lake_reader URI CHANGEFEED OUT`.
 
-Writes each table as of the newest cut to `OUT/<table>.arrow`, and prints one JSON document: the
-newest cut, the total balance in cuts spread over the run, and how long transfers after SINCE_TS
-took to become visible. It is a process of its own, and knows the lake only by its manifest and its
-tables, as any reader would. Spark reads a lake in files; a database is read in one snapshot, and
-shows its newest cut only.
+Waits for a timestamp SINCE_TS on its standard input. Then it writes each table as of the newest cut
+to `OUT/<table>.arrow`, and prints one JSON document: the newest cut, the total balance in cuts
+spread over the run, and how long transfers after SINCE_TS took to become visible. It is a process
+of its own, and knows the lake only by its manifest and its tables, as any reader would. Spark,
+which starts meanwhile, reads a lake in files; a database is read in one snapshot, and shows its
+newest cut only.
 """
 
 import functools
@@ -194,11 +195,14 @@ def _replayed(changes: pa.Table) -> pa.Table:
 
 def main(arguments: Sequence[str]) -> None:
     """Read the lake; see the module."""
-    uri, changefeed = SinkUri.parse(arguments[0]), arguments[1]
-    since_ts, out = int(arguments[2]), Path(arguments[3])
-    reader: Reader = (
-        DatabaseReader(uri, changefeed) if uri.is_database else FileReader(_spark(uri, out), uri)
-    )
+    uri, changefeed, out = SinkUri.parse(arguments[0]), arguments[1], Path(arguments[2])
+    spark = None if uri.is_database else _spark(uri, out)
+    line = sys.stdin.readline()
+    if not line:
+        return  # the demo has ended
+    exit_with_parent()
+    since_ts = int(line)
+    reader: Reader = FileReader(spark, uri) if spark else DatabaseReader(uri, changefeed)
     tables = {name: reader.rows(name) for name in (ACCOUNTS_NAME, TRANSFERS_NAME)}
     for name, table in tables.items():
         data = table.select([column for column in table.column_names if column not in _META])
@@ -219,5 +223,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    exit_with_parent()
     main(sys.argv[1:])

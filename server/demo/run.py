@@ -28,6 +28,7 @@ from server.demo.lake import (
     JoinedLake,
     Lake,
     LakeJob,
+    LakeReader,
     Proof,
     ensure_changefeed,
     prove,
@@ -203,22 +204,19 @@ class DemoRun:
             following = tasks.create_task(self._job.follow(), name="lake")
             await self._open()
             progress.begin_transfers()
-            for _ in range(self._config.kills):
-                await self._work(kill_after_s=self._random.uniform(1.0, 6.0))
-                await self._cluster.start()
-            await self._work(kill_after_s=None)
-            async with connect(
-                self._config.client_kind, self._cluster.endpoints["coordinator"]
-            ) as client:
-                await self._catch_up(await client.now())
-                progress.stage = (
-                    "comparing lake and store (Spark starts again, for a lake in files)"
-                )
-                proof = await prove(
-                    self._bank, client, self._job.lake, self._opened_ts, self._logs / "proof.log"
-                )
-                shown.cancel()
-                print(summary(proof, self._tally, self._job, client.name), flush=True)
+            async with LakeReader.started(self._job.lake, self._logs / "proof.log") as reader:
+                for _ in range(self._config.kills):
+                    await self._work(kill_after_s=self._random.uniform(1.0, 6.0))
+                    await self._cluster.start()
+                await self._work(kill_after_s=None)
+                async with connect(
+                    self._config.client_kind, self._cluster.endpoints["coordinator"]
+                ) as client:
+                    await self._catch_up(await client.now())
+                    progress.stage = "comparing lake and store"
+                    proof = await prove(self._bank, client, reader, self._opened_ts)
+                    shown.cancel()
+                    print(summary(proof, self._tally, self._job, client.name), flush=True)
             following.cancel()
         return proof
 
