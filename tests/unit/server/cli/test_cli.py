@@ -2,13 +2,16 @@ import io
 import json
 import re
 
+import grpc
 import pytest
+from grpc.aio import AioRpcError, Metadata
+from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.cli import cli, cluster, main, pump
 from server.cli.arguments import NotConfirmedError
 from server.cli.changefeed_create import TablesFileError, read_tables
 from server.cli.output import Output
-from server.cli.remote import CaptureUnavailableError
+from server.cli.remote import CaptureUnavailableError, make_change
 from server.config import ConfigError
 from storage.meta.meta import KeyValue
 from storage.model.errors import CorruptError, InvalidError
@@ -346,3 +349,28 @@ def test_what_update_cannot_change_is_said_by_name(option, capsys):
     assert (
         f"{option.partition('=')[0]} of a changefeed cannot be changed" in capsys.readouterr().err
     )
+
+
+async def test_a_change_without_an_answer_is_sent_again_with_its_request_id() -> None:
+    unanswered = [
+        (grpc.StatusCode.UNAVAILABLE, "[TM:ErrChangeInterrupted] no answer"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, ""),
+    ]
+    sent: list[str] = []
+
+    async def call(request: pb.PauseChangefeedRequest, **_: float) -> str:
+        sent.append(request.request_id)
+        if unanswered:
+            status, text = unanswered.pop()
+            raise AioRpcError(status, Metadata(), Metadata(), text)
+        return "paused"
+
+    request = pb.PauseChangefeedRequest(id="feed")
+    assert await make_change(call, request) == "paused"
+    assert len(sent) == 3
+    assert len({*sent}) == 1
+    assert sent[0]
+    unanswered.append((grpc.StatusCode.ABORTED, "[TM:ErrChangefeedUpdateRefused] no"))
+    with pytest.raises(AioRpcError, match="ErrChangefeedUpdateRefused"):
+        await make_change(call, request)
+    assert len(sent) == 4
