@@ -67,6 +67,11 @@ _POLL_MS, _POLL_MS_MAX = Options.poll_ms, 1000
 """How long a capture may wait for the next cut before it answers that there is none: as long as the
 trigger's interval, within these.
 """
+_INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Of the query alone, whose batches have one row: Spark would load a compiler of Java for it."""
 _LOOK_S, _FIRST_LOOKS_S = 1.0, 0.1
 """How often the query is looked at, and before it has begun."""
 _end_requested = threading.Event()
@@ -339,7 +344,11 @@ class Job:
         checkpoint = arguments.checkpoint_dir / "query"
         if arguments.until_ts is not None:
             options["endTs"] = str(arguments.until_ts)
-        return (
+        usual = {name: str(spark.conf.get(name)) for name in _INTERPRETED}
+        # The query has a copy of the session's settings as they are when it starts.
+        for name, value in _INTERPRETED.items():
+            spark.conf.set(name, value)
+        query = (
             spark.readStream.format("tidemark")
             .options(**options)
             .load()
@@ -353,6 +362,9 @@ class Job:
             )
             .start()
         )
+        for name, value in usual.items():
+            spark.conf.set(name, value)
+        return query
 
     def _apply(self, cuts: DataFrame, batch: int, logged: tuple[int, int] | None) -> None:
         with self._in_batch:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from pyspark_tidemark.application import PORT
@@ -257,6 +258,23 @@ def test_a_job_that_is_told_to_stop_while_captures_are_away_ends_well_amid_its_c
     monkeypatch.setattr(job, "_start_query", started)
     job.run(SPARK, 0)
     assert query.stopped
+
+
+def test_the_query_is_interpreted_and_the_session_keeps_the_settings_of_its_user(tmp_path):
+    settings = {f"spark.sql.codegen.{name}": "theirs" for name in ("wholeStage", "factoryMode")}
+    of_query = {}
+    spark = MagicMock()
+    spark.conf = SimpleNamespace(get=settings.get, set=settings.__setitem__)
+    reading = spark.readStream.format().options().load()
+    writing = reading.writeStream.queryName().option().trigger().foreachBatch()
+    writing.start = lambda: of_query.update(settings) or "query"
+    arguments = SimpleNamespace(
+        source_options={}, max_rows=1, until_ts=None, trigger="0 s", checkpoint_dir=tmp_path
+    )
+    job = Job(arguments, None, None, None, io.StringIO())
+    assert job._start_query(spark, 7) == "query"
+    assert set(of_query.values()) == {"false", "NO_CODEGEN"}
+    assert set(settings.values()) == {"theirs"}
 
 
 def test_no_batch_begins_after_the_job_was_told_to_stop():
