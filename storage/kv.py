@@ -72,7 +72,18 @@ class KV(Reader, Protocol):
         ...
 
     def write(self, batch: WriteBatch, *, sync: bool) -> None:
-        """Apply `batch` atomically; with `sync` it is durable when this returns."""
+        """Apply `batch` atomically; with `sync` it is durable when this returns.
+
+        After a write that failed, further ones are refused until `renew`.
+        """
+        ...
+
+    def renew(self) -> None:
+        """Take writes again after one that failed, which is there whole or not at all; nothing
+        happens where none failed.
+
+        No thread may read meanwhile, and snapshots from before are closed.
+        """
         ...
 
     def delete_range(self, lower: bytes, upper: bytes) -> int:

@@ -5,9 +5,14 @@ A directory is opened by one process only; LevelDB's lock sees to it.
 Every read verifies the checksums of what comes from disk: of blocks, of tables' indexes and
 filters, of the logs at start, and of what a compaction reads, which would give a damaged value a
 new, good checksum. Damage is a CorruptDatabaseError that names the file; it is logged once.
+
+After a write that failed, as on a full disk, no further one is taken until `renew`: LevelDB would
+append it to its log behind a torn record, and drop both at the next start, without an error.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,10 +171,13 @@ class LevelDB(_View):
                 changed.
         """
         self._directory = Path(directory)
+        self._write_buffer_bytes = write_buffer_bytes
+        self._write_error: DirectoryUnusableError | None = None
         damages = _Damages(self._directory, remedy)
-        super().__init__(
-            _open(self._directory, write_buffer_bytes, limits or Limits(), damages), damages
+        self._open: Callable[[], Any] = partial(
+            _open, self._directory, write_buffer_bytes, limits or Limits(), damages
         )
+        super().__init__(self._open(), damages)
 
     def snapshot(self) -> LevelDBSnapshot:
         """See `KV.snapshot`."""
@@ -177,6 +185,8 @@ class LevelDB(_View):
 
     def write(self, batch: WriteBatch, *, sync: bool) -> None:
         """See `KV.write`."""
+        if self._write_error is not None:
+            raise DirectoryUnusableError(self._write_error.message)
         try:
             with self._source.write_batch(transaction=True, sync=sync) as writer:
                 for key, value in batch.ops.items():
@@ -189,10 +199,20 @@ class LevelDB(_View):
         ) as err:  # a compaction met damage: LevelDB takes no more writes
             raise self._damages.corrupt(err, find_table_damage(self._directory, b"", b"")) from err
         except plyvel.IOError as err:
-            raise DirectoryUnusableError(
-                f"cannot write to {self._directory}: {err}; free some space or check the disk, "
-                "then restart"
-            ) from err
+            self._write_error = DirectoryUnusableError(
+                f"cannot write to {self._directory}: {_text(err)}; free some space or check the "
+                "disk, then restart"
+            )
+            raise self._write_error from err
+
+    def renew(self) -> None:
+        """See `KV.renew`."""
+        if self._write_error is None:
+            return
+        self._check_room()
+        self._source.close()
+        self._source = self._open()
+        self._write_error = None
 
     def delete_range(self, lower: bytes, upper: bytes) -> int:
         """See `KV.delete_range`."""
@@ -220,6 +240,21 @@ class LevelDB(_View):
         if batch:
             self.write(batch, sync=False)
         return Deleted(len(batch), sum(map(len, batch.ops)), key + b"\0")
+
+    def _check_room(self) -> None:
+        """Raise if there is no room for what LevelDB writes when it opens the directory: where it
+        could not, nothing could be read, either.
+        """
+        path = self._directory / "room"
+        try:
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, 2 * self._write_buffer_bytes)
+        except OSError as err:
+            raise DirectoryUnusableError(
+                f"cannot write to {self._directory}: {err.strerror}; free some space"
+            ) from err
+        finally:
+            path.unlink(missing_ok=True)
 
     def _check_end(self, key: bytes) -> None:
         """Raise if the keys ended early, at `key`: see `scan`."""

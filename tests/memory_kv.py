@@ -41,6 +41,9 @@ class MemoryKV:
             else:
                 self._pairs[key] = value
 
+    def renew(self) -> None:
+        """See `KV.renew`."""
+
     def delete_range(self, lower: bytes, upper: bytes) -> int:
         """See `KV.delete_range`."""
         deleted = [key for key, _ in self.scan(lower, upper)]

@@ -4,7 +4,7 @@ process, whatever ends that.
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,3 +25,12 @@ def small_disk(directory: Path, size: str) -> Iterator[Path]:
         if not holder.stdout.readline():
             pytest.skip("cannot mount a tmpfs here")
         yield Path(f"/proc/{holder.pid}/root{directory.resolve()}")
+
+
+def fill(disk: Path) -> Path:
+    """Take all that is left of it; the file to remove for room."""
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(1 << 12)):
+            pass
+    return filler

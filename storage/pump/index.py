@@ -82,6 +82,13 @@ class Index:
             _U32.unpack(key[1:])[0]: _U64.unpack(ts)[0] for key, ts in self.kv.scan(b"m", b"n")
         }
 
+    def renew(self) -> None:
+        """As `reload`, after a write that failed: the store takes none before it is renewed. No
+        thread may read meanwhile.
+        """
+        self.kv.renew()
+        self.reload()
+
     @property
     def waiting(self) -> int:
         """Prewrites without an outcome."""
@@ -108,7 +115,7 @@ class Index:
         """Index a group in the order of the log, and advance max_commit_ts as far as all commits
         are known.
 
-        When this raises, the index in memory and on disk may differ: call `reload`.
+        When this raises, the index in memory and on disk may differ: call `renew`.
         """
         batch = WriteBatch()
         pointer = START
@@ -162,11 +169,14 @@ class Index:
         """Move gc_ts to `ts`, durably; False when it is not ahead, or not below max_commit_ts."""
         if not self.gc_ts < ts < self.max_commit_ts:
             return False
+        self._keep_gc_ts(ts)
+        return True
+
+    def _keep_gc_ts(self, ts: int) -> None:
         batch = WriteBatch()
         batch.put(_GC_KEY, _U64.pack(ts))
         self.kv.write(batch, sync=True)
         self.gc_ts = ts
-        return True
 
     def droppable(self, segments: dict[int, int]) -> list[int]:
         """The oldest of the log's segments (number -> max_ts) that neither a reader after gc_ts nor
@@ -189,8 +199,12 @@ class Index:
             batch.delete(SEGMENT_PREFIX + _U32.pack(fid))
             self.kv.write(batch, sync=False)
 
-    def reset(self, first_fid: int) -> None:
-        """Empty the index, which is to be rebuilt from segment `first_fid` on; gc_ts stays."""
+    def reset(self, first_fid: int, least_gc_ts: int = 0) -> None:
+        """Empty the index, which is to be rebuilt from segment `first_fid` on; gc_ts stays, or
+        becomes `least_gc_ts`, durably.
+        """
+        if least_gc_ts > self.gc_ts:
+            self._keep_gc_ts(least_gc_ts)
         for prefix in (COMMIT_PREFIX, PREWRITE_PREFIX, SEGMENT_PREFIX, _STATE_KEY):
             self.kv.delete_range(prefix, bytes([prefix[0] + 1]))
         self.handle = self.head = self.replay_from = Pointer(first_fid, 0, 0)

@@ -17,6 +17,7 @@ Blocking calls run in `Threads`, never on the event loop.
 """
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -84,9 +85,29 @@ class Threads:
         """Call in the thread that changes the index; calls run one after the other."""
         return await _call(self._index, function, *args)
 
+    async def index_alone(self, function: Callable[[], T]) -> T:
+        """The same, while nothing reads."""
+        gate = threading.Barrier(_READERS + 1)
+        for _ in range(_READERS):
+            self._readers.submit(_stand_aside, gate)
+        return await _call(self._index, _call_between, gate, function)
+
     async def read(self, function: Callable[..., T], *args: object) -> T:
         """Call a function that only reads."""
         return await _call(self._readers, function, *args)
+
+
+def _stand_aside(gate: threading.Barrier) -> None:
+    gate.wait()  # this thread reads nothing now
+    gate.wait()
+
+
+def _call_between(gate: threading.Barrier, function: Callable[[], T]) -> T:
+    gate.wait()
+    try:
+        return function()
+    finally:
+        gate.wait()
 
 
 async def _call(threads: Executor, function: Callable[..., T], *args: object) -> T:
@@ -416,7 +437,7 @@ class Indexer:
         then up to where the queue resumes.
         """
         if self._must_reload:
-            await self._threads.index(self._index.reload)
+            await self._threads.index_alone(self._index.renew)
             self._must_reload = False
         loop = asyncio.get_running_loop()
         while not self._queue.closed:
@@ -490,7 +511,10 @@ def _rebuild_if_unfit(log: ValueLog, index: Index) -> bool:
     # An index ahead of its log: the disk has lost records, or the log was written without sync.
     unfit = log.end < index.head or (index.head == START and first > 0)
     if unfit:
-        index.reset(first)
+        # GC has removed the segments before `first`, and how far it went was lost with the index.
+        # The first segment that is left was not below it as a whole.
+        is_lost = first > 0 and index.gc_ts == 0
+        index.reset(first, segments[first] if is_lost else 0)
     return unfit
 
 

@@ -87,6 +87,9 @@ class DiskKV(View):
         if sync:
             self._undo.clear()
 
+    def renew(self) -> None:
+        """See `KV.renew`; here a write that failed tears nothing."""
+
     def delete_range(self, lower: bytes, upper: bytes) -> int:
         """See `KV.delete_range`."""
         return self.delete_some(lower, upper, len(self._state.keys)).keys

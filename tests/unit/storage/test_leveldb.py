@@ -12,6 +12,7 @@ from storage.leveldb import (
     LevelDB,
 )
 from tests.memory_kv import MemoryKV
+from tests.small_disk import fill, small_disk
 
 keys = st.binary(min_size=1, max_size=2)
 bounds = st.binary(max_size=2)
@@ -112,3 +113,27 @@ def test_a_damaged_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises((CorruptDatabaseError, DirectoryUnusableError)):
         LevelDB(tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.ldb")) == before
+
+
+def test_after_a_write_that_a_full_disk_tore_none_is_taken_until_the_database_is_renewed(
+    tmp_path: Path,
+) -> None:
+    """LevelDB takes them, behind what is torn in its log, and drops them at the next start."""
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        database = LevelDB(disk / "db", write_buffer_bytes=1 << 20)
+        put(database, b"before", b"1")
+        filler = fill(disk)
+        with pytest.raises(DirectoryUnusableError, match="free some space"):
+            put(database, b"torn", bytes(1 << 20))
+        with pytest.raises(DirectoryUnusableError, match="free some space"):
+            database.renew()
+        assert database.get(b"before") == b"1"
+        filler.unlink()
+        with pytest.raises(DirectoryUnusableError):
+            put(database, b"after", b"2")
+        database.renew()
+        put(database, b"after", b"2")
+        database.close()
+        database = LevelDB(disk / "db")
+        assert [database.get(key) for key in (b"before", b"after")] == [b"1", b"2"]
+        database.close()

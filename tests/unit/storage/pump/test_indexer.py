@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.kv import WriteBatch
+from storage.leveldb import LevelDB
 from storage.model.errors import UnavailableError
 from storage.pump.storage import PumpStorage
 from storage.pump.write_pipeline import GROUPS_MAX, Group, IndexQueue
 from storage.value_log import Pointer
 from tests.memory_fs import MemFS
 from tests.memory_kv import MemoryKV
+from tests.small_disk import fill, small_disk
 from tests.unit.storage.pump.storages import (
     commit,
     heartbeat,
@@ -102,6 +105,28 @@ async def test_what_a_broken_index_missed_is_replayed_at_the_next_start() -> Non
     async with opened(fs, kv) as storage:
         assert storage.recovery.replayed == 8
         assert [row[0] for row in await pulled(storage, 0, 45)] == [15, 25, 35, 45]
+
+
+async def test_an_index_that_a_full_disk_tore_goes_on_and_can_be_opened_again(
+    tmp_path: Path,
+) -> None:
+    """It was damaged at the next start: the records behind the torn one were taken for nothing."""
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        fs, kv = MemFS(), LevelDB(disk / "kv", write_buffer_bytes=1 << 20)
+        async with opened(fs, kv) as storage:
+            await write_pairs(storage, 10, 1000)
+            filler, last = fill(disk), 1000
+            while not storage.indexer.failures:
+                last += 1000
+                await write_pairs(storage, last - 1000, last)
+            filler.unlink()
+            await write_pairs(storage, last, last + 1000)
+            assert len(await pulled(storage, 0, last + 995)) == (last + 1000) // 10 - 1
+        kv.close()
+        kv = LevelDB(disk / "kv")
+        async with opened(fs, kv) as storage:
+            assert len(await pulled(storage, 0, last + 995)) == (last + 1000) // 10 - 1
+        kv.close()
 
 
 @settings(max_examples=30, deadline=None)
