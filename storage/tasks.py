@@ -1,13 +1,18 @@
 """Structured concurrency over `asyncio.TaskGroup`: coroutines that run at once and end before the
 caller goes on.
+
+`run_to_end` and `Changes` are for what must not stop half-way. A handler is cancelled when its
+client gives up, also in the moment between a write and the change in memory that belongs to it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_to_end: set[asyncio.Task[Any]] = set()
+"""Held here: the loop alone does not keep a task from being collected."""
 
 
 async def gather(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -51,6 +56,35 @@ async def run_in_task(coroutine: Coroutine[Any, Any, T]) -> T:
             task.exception()  # retrieved, so that asyncio does not log it
         raise
     return task.result()
+
+
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, and do not stop it when the caller is cancelled: nobody gets its outcome then."""
+    task = asyncio.get_running_loop().create_task(work)
+    _to_end.add(task)
+    task.add_done_callback(_to_end.discard)
+    return await asyncio.shield(task)
+
+
+class Changes:
+    """Changes that are made one at a time, each of them to its end: a caller that is cancelled
+    before its turn changes nothing, and later no longer stops it.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def make(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Make a change when its turn comes; returns what `change` returns."""
+        await self._turn.acquire()
+        return await run_to_end(self._make(change))
+
+    async def _make(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        # Here and not in the caller: the next change waits for this one, whoever has left.
+        try:
+            return await change()
+        finally:
+            self._turn.release()
 
 
 @asynccontextmanager

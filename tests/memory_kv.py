@@ -1,6 +1,8 @@
 """An ordered key-value store in memory, for tests."""
 
+import asyncio
 import bisect
+import threading
 from collections.abc import Iterator
 
 from storage.kv import Deleted, WriteBatch
@@ -72,3 +74,25 @@ class MemoryKV:
 
     def close(self) -> None:
         """See `KV.close`."""
+
+
+class StallingKV(MemoryKV):
+    """Writes of `key` take until `go_on`, as on a slow disk; `stalled` is set when one waits."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__()
+        self.stalled = asyncio.Event()
+        self._key = key
+        self._loop = asyncio.get_running_loop()
+        self._may_go_on = threading.Event()
+
+    def write(self, batch: WriteBatch, *, sync: bool) -> None:
+        """See `KV.write`."""
+        if self._key in batch.ops:
+            self._loop.call_soon_threadsafe(self.stalled.set)
+            assert self._may_go_on.wait(60)
+        super().write(batch, sync=sync)
+
+    def go_on(self) -> None:
+        """Finish the write that waits, and delay no other."""
+        self._may_go_on.set()

@@ -29,6 +29,7 @@ from storage.mvcc.engine import Draft
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.record import META_COLUMN, encode_document, reading_document
 from storage.mvcc.region import Region, region_bytes
+from storage.tasks import Changes
 
 SETTINGS_KEY: Final = META_COLUMN + b"settings"
 _FORMAT: Final = 1
@@ -60,6 +61,7 @@ class OnlineConfig:
         self._group = group
         self._followers = followers
         self._set = _stored(reader)
+        self._changes = Changes()
         for name, value in self._set.items():
             if name in followers:
                 followers[name](value)
@@ -77,11 +79,15 @@ class OnlineConfig:
                 f"{', '.join(sorted(self._followers))}"
             )
         value = parse_size(text)
-        self._set[setting] = value
-        await self._group.submit([partial(_put, data=encode_document(_FORMAT, sizes=self._set))])
+        await self._changes.make(lambda: self._change(setting, value))
+        return value
+
+    async def _change(self, setting: str, value: int) -> None:
+        sizes = self._set | {setting: value}
+        await self._group.submit([partial(_put, data=encode_document(_FORMAT, sizes=sizes))])
+        self._set = sizes
         self._followers[setting](value)
         _log.info("setting changed", name=setting, value=value)
-        return value
 
 
 def parse_size(text: str) -> int:

@@ -120,27 +120,27 @@ class Handover:
             epoch.conf_ver,
             epoch.version,
         )
-        mark = _ADOPTED + region.region_id.to_bytes(8)
-        async with self.table.lock:
-            # The offer comes again when its answer was lost. The mark outlives a later handover
-            # back, so an old copy cannot revive the region here.
-            if int.from_bytes(self.kv.get(mark) or b"") >= region.conf_ver:
-                return
-            if any(
-                region.overlaps(served.start_key, served.end_key)
-                for served in self.table.gate.regions
-            ):
-                raise WrongTargetError(
-                    f"region {region.region_id} overlaps regions that store {peers[0].store_id} "
-                    "serves"
-                )
-            # The source may have read the empty region at any timestamp up to now; a commit here
-            # must land above it.
-            self.fence.read(await self.pd.tso())
-            # What the source collected is gone; feeds that ask for history before it must be
-            # refused here, too.
-            await self.collector.save(self.collector.walk.begun(gc_safe_point))
-            await self.table.replace([], [region], {mark: region.conf_ver.to_bytes(8)})
+        await self.table.change(lambda: self._adopt(region, gc_safe_point))
+
+    async def _adopt(self, region: Region, gc_safe_point: int) -> None:
+        """Step 3."""
+        gate, mark = self.table.gate, _ADOPTED + region.region_id.to_bytes(8)
+        # The offer comes again when its answer was lost. The mark outlives a later handover back,
+        # so an old copy cannot revive the region here. What is marked was served: no change of the
+        # table ends between its write and its being in force.
+        if int.from_bytes(self.kv.get(mark) or b"") >= region.conf_ver:
+            return
+        if any(region.overlaps(served.start_key, served.end_key) for served in gate.regions):
+            raise WrongTargetError(
+                f"region {region.region_id} overlaps regions that store {gate.store_id} serves"
+            )
+        # The source may have read the empty region at any timestamp up to now; a commit here must
+        # land above it.
+        self.fence.read(await self.pd.tso())
+        # What the source collected is gone; feeds that ask for history before it must be refused
+        # here, too.
+        await self.collector.save(self.collector.walk.begun(gc_safe_point))
+        await self.table.replace([], [region], {mark: region.conf_ver.to_bytes(8)})
         _log.info("region adopted", region_id=region.region_id)
 
     async def _share(self) -> None:
@@ -178,28 +178,30 @@ class Handover:
 
     async def _release(self, region: Region, target: int) -> bool:
         """Steps 1 and 2; returns whether the region is leaving."""
-        gate, group = self.table.gate, self.table.group
         leaving = _Leaving(
             replace(
                 region, peer_id=await self.pd.alloc_id(), conf_ver=region.conf_ver + _CONF_CHANGES
             ),
             target,
         )
-        async with self.table.lock:
-            if gate.regions.get(region.region_id) != region:
+        return await self.table.change(lambda: self._take_out(region, leaving))
+
+    async def _take_out(self, region: Region, leaving: _Leaving) -> bool:
+        gate, group = self.table.gate, self.table.group
+        if gate.regions.get(region.region_id) != region:
+            return False
+        # From here on nobody is admitted; then the group is drained, so nothing admitted earlier
+        # can land after the look.
+        gate.leaving = frozenset({region.region_id})
+        try:
+            # whatever was admitted before is applied when this is
+            await group.submit([])
+            # Looked at again within the change: a write may have landed since it was chosen.
+            if not await group.quiet(lambda: is_empty(self.kv, region)):
                 return False
-            # From here on nobody is admitted; then the group is drained, so nothing admitted
-            # earlier can land after the look.
-            gate.leaving = frozenset({region.region_id})
-            try:
-                # whatever was admitted before is applied when this is
-                await group.submit([])
-                # Looked at again under the lock: a write may have landed since it was chosen.
-                if not await group.quiet(lambda: is_empty(self.kv, region)):
-                    return False
-                await self.table.replace([region], [], {leaving.key: leaving.encode()})
-            finally:
-                gate.leaving = frozenset()
+            await self.table.replace([region], [], {leaving.key: leaving.encode()})
+        finally:
+            gate.leaving = frozenset()
         return True
 
     async def _deliver_all(self) -> None:

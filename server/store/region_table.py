@@ -7,11 +7,10 @@ request that was admitted just before a change therefore still does what it aske
 lie on the same store.
 """
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from kvproto import errorpb_pb2 as errorpb
@@ -25,7 +24,9 @@ from storage.mvcc.engine import Draft
 from storage.mvcc.gc import RegionVersions, counts_key
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.region import Region, RegionMap, encode_regions
+from storage.tasks import Changes
 
+T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 
@@ -107,7 +108,7 @@ def outside(key: bytes, region: Region) -> errorpb.Error:
 
 @dataclass(slots=True)
 class RegionTable:
-    """Changes regions; hold `lock` from reading `gate.regions` to `replace`."""
+    """Changes regions: from reading `gate.regions` to `replace` all of it within `change`."""
 
     pd: PdClient
     gate: RegionGate
@@ -117,7 +118,13 @@ class RegionTable:
     """Called with what was and what is, on the loop between two groups,
     when the change is in force.
     """
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _changes: Changes = field(default_factory=Changes)
+
+    async def change(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Call `make` while nobody else changes the table; returns what it returns."""
+        # To its end, whoever gives up: a table that is on disk and not in force is served by
+        # nobody, and the next change would overwrite it.
+        return await self._changes.make(make)
 
     async def replace(
         self,

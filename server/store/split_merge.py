@@ -42,28 +42,35 @@ class Splitter:
         """Split the request's region at its keys; those that are its border already change
         nothing.
         """
-        gate = self._table.gate
-        async with self._table.lock:
-            region = gate.admit(request.context, ())
-            if not isinstance(region, Region):
-                return kvrpcpb.SplitRegionResponse(region_error=region)
-            keys = _inner_split_keys(request, region)
-            if isinstance(keys, errorpb.Error):
-                return kvrpcpb.SplitRegionResponse(region_error=keys)
-            parts = await self._split(region, keys) if keys else [region]
-        messages = [region_message(part, gate.store_id) for part in parts]
-        return kvrpcpb.SplitRegionResponse(left=messages[0], right=messages[-1], regions=messages)
+        return await self._table.change(lambda: self._split_requested(request))
 
     async def split_unchanged(self, region: Region, keys: Sequence[bytes]) -> None:
         """Split a region at encoded keys inside it, unless it has changed since they were
         chosen.
         """
-        async with self._table.lock:
-            if keys and self._table.gate.regions.get(region.region_id) == region:
-                await self._split(region, keys)
+        if keys:
+            await self._table.change(lambda: self._split_if_unchanged(region, keys))
+
+    async def _split_requested(
+        self, request: kvrpcpb.SplitRegionRequest
+    ) -> kvrpcpb.SplitRegionResponse:
+        gate = self._table.gate
+        region = gate.admit(request.context, ())
+        if not isinstance(region, Region):
+            return kvrpcpb.SplitRegionResponse(region_error=region)
+        keys = _inner_split_keys(request, region)
+        if isinstance(keys, errorpb.Error):
+            return kvrpcpb.SplitRegionResponse(region_error=keys)
+        parts = await self._split(region, keys) if keys else [region]
+        messages = [region_message(part, gate.store_id) for part in parts]
+        return kvrpcpb.SplitRegionResponse(left=messages[0], right=messages[-1], regions=messages)
+
+    async def _split_if_unchanged(self, region: Region, keys: Sequence[bytes]) -> None:
+        if self._table.gate.regions.get(region.region_id) == region:
+            await self._split(region, keys)
 
     async def _split(self, region: Region, keys: Sequence[bytes]) -> list[Region]:
-        # Ids from the coordinator, under the table's lock: nobody changes the region between the
+        # Ids from the coordinator, within the table's change: nobody changes the region between the
         # ids and the split.
         given = await self._pd.ask_batch_split(
             region_message(region, self._table.gate.store_id), len(keys)
@@ -111,17 +118,19 @@ class Merger:
             RegionMissingError: one of them is not on this store.
             NotNeighboursError: they do not touch, or are the same.
         """
-        async with self._table.lock:
-            return await self._merge(self._known(source_id), self._known(target_id))
+        return await self._table.change(lambda: self._merge_known(source_id, target_id))
 
     async def merge_unchanged(self, source: Region, target: Region) -> None:
         """Like `merge`, unless one of them has changed since they were chosen."""
-        async with self._table.lock:
-            if all(
-                self._table.gate.regions.get(region.region_id) == region
-                for region in (source, target)
-            ):
-                await self._merge(source, target)
+        await self._table.change(lambda: self._merge_if_unchanged(source, target))
+
+    async def _merge_known(self, source_id: int, target_id: int) -> Region:
+        return await self._merge(self._known(source_id), self._known(target_id))
+
+    async def _merge_if_unchanged(self, source: Region, target: Region) -> None:
+        regions = self._table.gate.regions
+        if all(regions.get(region.region_id) == region for region in (source, target)):
+            await self._merge(source, target)
 
     async def _merge(self, source: Region, target: Region) -> Region:
         if not target.touches(source):

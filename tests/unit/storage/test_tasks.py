@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from storage.model.errors import UnavailableError
-from storage.tasks import background_tasks, gather, run_in_task
+from storage.tasks import Changes, background_tasks, gather, run_in_task
 
 
 async def forever(ended: list[str], name: str) -> None:
@@ -101,3 +101,37 @@ async def test_what_runs_apart_gives_its_result_or_its_error() -> None:
     assert await run_in_task(asyncio.sleep(0, "done")) == "done"
     with pytest.raises(UnavailableError, match="gone"):
         await run_in_task(failing())
+
+
+async def test_a_change_runs_to_its_end_before_the_next_one_though_its_caller_is_gone() -> None:
+    changes, go_on, steps = Changes(), asyncio.Event(), list[str]()
+
+    async def change(name: str) -> str:
+        steps.append(f"{name} begins")
+        await go_on.wait()
+        steps.append(f"{name} ends")
+        return name
+
+    loop = asyncio.get_running_loop()
+    first, never, last = (
+        loop.create_task(changes.make(lambda name=name: change(name)))  # type: ignore[misc]  # mypy infers no defaults
+        for name in ("first", "never", "last")
+    )
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first.cancel()
+    never.cancel()
+    await asyncio.wait([first, never], timeout=60)
+    assert first.cancelled()
+    assert never.cancelled()
+    assert steps == ["first begins"]
+    go_on.set()
+    assert await last == "last"
+    assert steps == ["first begins", "first ends", "last begins", "last ends"]
+
+
+async def test_a_change_that_fails_says_so_and_lets_the_next_one_begin() -> None:
+    changes = Changes()
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="gone"):
+            await changes.make(failing)
