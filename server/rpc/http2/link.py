@@ -142,8 +142,7 @@ class ServerProtocol(asyncio.Protocol):
         self._links.discard(self)
         if not self.closed.done():
             self.closed.set_result(None)
-        self._host.count_buffered_bytes(-self._written_bytes)
-        self._written_bytes = 0
+        self._uncount()
         self._count_backlog()
         self.connection.abort()
 
@@ -302,8 +301,16 @@ class ServerProtocol(asyncio.Protocol):
         """Close the connection now, whatever is unwritten."""
         if self._transport is not None:
             self._transport.abort()
+            # Not in `connection_lost`, which comes in a later turn: until then the listener would
+            # close more and more connections to make room.
+            self._uncount()
         elif self.setting_up is not None:
             self.setting_up.cancel()
+
+    def _uncount(self) -> None:
+        """Give back the counted bytes: nothing of them is kept."""
+        self._host.count_buffered_bytes(-self._written_bytes - self._backlog_bytes)
+        self._written_bytes = self._backlog_bytes = 0
 
     def _shut(self) -> None:
         """Close it once the peer has taken the written bytes, or will not."""

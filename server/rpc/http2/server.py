@@ -319,7 +319,7 @@ class NativeServer:
         """
         self._relieving = False
         for link in sorted(self._links, key=lambda link: link.buffered_bytes, reverse=True):
-            if self._buffered <= self._limits.buffered_bytes * 3 // 4:
+            if self._buffered <= self._limits.buffered_bytes * 3 // 4 or not link.buffered_bytes:
                 break
             EVICTED.labels("unread").inc()
             link.refuse(

@@ -5,8 +5,10 @@ or take nothing are let go in time.
 import asyncio
 from typing import Any
 
+from server.rpc.config import Limits
 from server.rpc.http2 import frames
 from server.rpc.http2.link import ServerProtocol
+from server.rpc.http2.server import NativeServer
 from tests.unit.server.rpc.http2.wire import BOUNDS, EchoHost
 
 
@@ -95,3 +97,65 @@ async def test_what_a_peer_does_not_take_stops_the_reading() -> None:
     link.resume_writing()
     assert not transport.paused
     assert not link.connection.congested
+
+
+class Unread(asyncio.Transport):
+    """A socket whose peer reads nothing, and that tells its end in a later turn of the loop."""
+
+    def __init__(self, link: ServerProtocol) -> None:
+        super().__init__()
+        self._link = link
+        self._waiting_bytes = 0
+
+    def write(self, data: Any) -> None:
+        self._waiting_bytes += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self._waiting_bytes
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        self._waiting_bytes = 0
+        # two turns, as over TLS
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._link.connection_lost, None)
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Megabyte(Limits):
+    buffered_bytes = 1_000_000
+
+
+async def test_bytes_in_sockets_close_only_the_connections_that_have_the_most() -> None:
+    server = NativeServer(Megabyte())
+    links: list[ServerProtocol] = []
+    for number in range(15):
+        link = ServerProtocol(server, BOUNDS, server._links)
+        link.connection_made(Unread(link))
+        link.connection.send(bytes(number * 10_000))
+        links.append(link)
+        link.flush()
+    innocent = ServerProtocol(server, BOUNDS, server._links)
+    for turn in range(6):
+        # the answers of others go on meanwhile
+        links[2].connection.send(bytes(10 * turn))
+        await asyncio.sleep(0)
+    assert server._links == {innocent, *links[:-3]}
+    assert server._buffered == sum(link.buffered_bytes for link in server._links) <= 750_000
+
+
+async def test_a_connection_that_keeps_nothing_waiting_is_never_closed_for_others() -> None:
+    server = NativeServer(Megabyte())
+    link = ServerProtocol(server, BOUNDS, server._links)
+    link.connection_made(Stuck())
+    server.count_buffered_bytes(2_000_000)
+    await asyncio.sleep(0)
+    assert server._links == {link}
+    assert not link.connection.failed
