@@ -4,10 +4,12 @@
 
 import json
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.iceberg.partitions import Partitioning, SpecField, transformed
 from pyspark_tidemark.lake.partition_columns import check_fields
@@ -135,6 +137,34 @@ def test_strings_of_all_lengths_hash_alike_alone_and_together():
 def test_values_are_cut_towards_the_past_and_below(transform, values, kind, expected):
     found = transformed(transform, pa.array(values, kind)).to_pylist()
     assert [str(each) if isinstance(each, Decimal) else each for each in found] == expected
+
+
+MOST = 10**38 - 1
+
+
+@given(
+    st.lists(st.integers(-MOST, MOST), min_size=1, max_size=5),
+    st.integers(0, 38),
+    st.integers(1, 2**31 - 1),
+)
+@example([-MOST], 0, 10)
+@example([int("12345678901234567890123456789012345678")], 10, 16)
+def test_decimals_of_38_digits_are_cut_and_hashed_by_their_integers(numbers, scale, width):
+    exact = Context(prec=40)
+    values = [Decimal(number).scaleb(-scale, exact) for number in numbers]
+    column = pa.array(values, pa.decimal128(38, scale))
+    cut = transformed(f"truncate[{width}]", column).to_pylist()
+    assert [int(each.scaleb(scale, exact)) for each in cut] == [
+        number - number % width for number in numbers
+    ]
+
+    def fewest_bytes(number):
+        length = next(n for n in range(1, 17) if -(1 << 8 * n - 1) <= number < 1 << 8 * n - 1)
+        return number.to_bytes(length, "big", signed=True)
+
+    hashed_texts = pa.array([fewest_bytes(number) for number in numbers], pa.binary())
+    by_text = transformed(f"bucket[{width}]", hashed_texts)
+    assert transformed(f"bucket[{width}]", column).equals(by_text)
 
 
 def test_rows_are_split_in_their_order():

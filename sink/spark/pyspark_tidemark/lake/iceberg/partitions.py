@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -29,6 +29,10 @@ _UNITS: Final = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
 IDENTITY: Final = "identity"
 _PLAIN: Final = (IDENTITY, "void", *_UNITS)
 _POSITIVE: Final = 0x7FFFFFFF
+_DIGITS: Final = 38
+"""A decimal has so many at most; the least ones get one more where they are truncated."""
+_EXACT: Final = Context(prec=_DIGITS + 1)
+"""Python's own context rounds to 28 digits."""
 
 
 class Partition(NamedTuple):
@@ -162,8 +166,8 @@ def _truncated(values: Any, width: int) -> Any:
         return pa.array(numbers - np.mod(numbers, width)).cast(kind, safe=False)
     if pa.types.is_decimal(kind):
         numbers = [_unscaled(value, kind.scale) for value in values.to_pylist()]
-        cut = [Decimal(number - number % width).scaleb(-kind.scale) for number in numbers]
-        return pa.array(cut, pa.decimal128(38, kind.scale))
+        cut = [Decimal(number - number % width).scaleb(-kind.scale, _EXACT) for number in numbers]
+        return pa.array(cut, pa.decimal256(_DIGITS + 1, kind.scale))
     if pa.types.is_string(kind):
         return pc.utf8_slice_codeunits(values, 0, width)
     if pa.types.is_binary(kind):
@@ -172,7 +176,7 @@ def _truncated(values: Any, width: int) -> Any:
 
 
 def _unscaled(value: Decimal, scale: int) -> int:
-    return int(value.scaleb(scale))
+    return int(value.scaleb(scale, _EXACT))
 
 
 def _buckets(values: Any, count: int) -> Any:
