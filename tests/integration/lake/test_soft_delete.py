@@ -3,10 +3,15 @@ is as in upsert. Any number of random histories, with DDL and deaths: `tests.fuz
 soft-delete`.
 """
 
+import functools
+
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.checksum import checksum
+from pyspark_tidemark.lake.delta import inserted
+from pyspark_tidemark.lake.iceberg import table_keys
+from pyspark_tidemark.lake.keys import KeyIndex
 from pyspark_tidemark.lake.manifest import read_cuts
 from pyspark_tidemark.lake.reading import as_of_cut
 
@@ -32,7 +37,9 @@ def kept_rows(table, ts):
 
 @pytest.fixture(params=["driver", "tasks"])
 def read_by(request, monkeypatch):
-    """Who reads the changes."""
+    """Who reads the changes; the driver's index of keys has room for none."""
+    for keys in (inserted, table_keys):
+        monkeypatch.setattr(keys, "KeyIndex", functools.partial(KeyIndex, 0))
     if request.param == "tasks":
         for most in ("DRIVER_READ_MAX_BYTES", "ARROW_READ_MAX_BYTES"):
             monkeypatch.setattr(changes, most, -1)

@@ -6,7 +6,8 @@ promises that its key is new, and the promise is checked: files are looked into 
 bounds do not exclude the key, so keys that ascend cost a comparison a file. What is looked into is
 remembered as one 64-bit number a key, as data files never change: random keys cost reading each
 file's key columns once in the life of a job. Files beyond the budget are not searched, which one
-warning a table says (docs/design/0030).
+warning a table says (docs/design/0030); with soft delete they are read for each cut, as a key
+that was deleted has its row, and may be inserted again.
 """
 
 import dataclasses
@@ -114,8 +115,10 @@ class FileKeys:
 class KeyIndex:
     """The keys of data files, by table; tables may be searched by threads of their own."""
 
-    def __init__(self, most_bytes: int = INDEXED_BYTES) -> None:
+    def __init__(self, most_bytes: int = INDEXED_BYTES, *, is_exact: bool = False) -> None:
+        """With `is_exact` a file that there is no room for may hold every key."""
         self._most_bytes = most_bytes
+        self._is_exact = is_exact
         self._files: dict[str, dict[Hashable, Any]] = {}
         self._bytes = 0
         self._warned: set[str] = set()
@@ -137,11 +140,13 @@ class KeyIndex:
         """For each of `keys` (`numbers`) whether the file may hold it.
 
         "No" is certain for a file that is remembered. Of one that there is no room for nothing is
-        known, and none is said to be there.
+        known: it may hold all, or is taken for one without them.
         """
         hashes = self._files.get(table, {}).get(file)
         if hashes is None:
             if self._bytes + 8 * there.rows > self._most_bytes:
+                if self._is_exact:
+                    return np.ones(len(keys), bool)
                 self._warn(table)
                 return np.zeros(len(keys), bool)
             hashes = np.sort(numbers(there.read()))

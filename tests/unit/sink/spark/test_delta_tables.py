@@ -3,6 +3,7 @@
 What the tasks of a cut write, they write in this process.
 """
 
+import functools
 import json
 import pickle
 import random
@@ -18,10 +19,12 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import ByTasks, Counted
 from pyspark_tidemark.lake.checksum import hexadecimal
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
+from pyspark_tidemark.lake.delta import inserted, task_writers
 from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import DeletionVectors, pieces
 from pyspark_tidemark.lake.delta.log import commit_info, commit_on_disk, replayed
 from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.keys import KeyIndex
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.schema import Policy, SchemaChange
 
@@ -109,6 +112,20 @@ def test_what_tasks_write_is_what_the_driver_writes(tmp_path, feed, mode):
         told, same = by_driver.keep(feed, end_ts), tasks.keep(feed, end_ts)
         assert told.tables == same.tables
         assert tasks.rows("bank.t") == by_driver.rows("bank.t")
+
+
+@pytest.mark.parametrize("write", ["driver", "spark"])
+def test_a_deleted_row_comes_back_though_the_index_has_no_room(tmp_path, feed, monkeypatch, write):
+    monkeypatch.setattr(inserted, "KeyIndex", functools.partial(KeyIndex, 0))
+    monkeypatch.setattr(
+        task_writers, "_searched", functools.cache(task_writers._searched.__wrapped__)
+    )
+    lake = Lake(tmp_path, "soft-delete", write)
+    lake.keep(feed, *CUTS)
+    keys = {row["id"] for name, row in feed.changes if name == "bank.t"}
+    assert sorted(key for key, *_ in lake.rows("bank.t")) == sorted(keys)
+    living = {key for key, _, is_deleted, _ in lake.rows("bank.t") if not is_deleted}
+    assert living == feed.state(CUTS[-1])["bank.t"].keys()
 
 
 @pytest.mark.parametrize("mode", ["upsert", "scd2"])

@@ -173,6 +173,8 @@ def test_files_beyond_the_budget_are_not_searched_and_that_is_told_once(caplog):
         "t", "one", numbers(keys), FileKeys(lambda: pytest.fail("read again"), 10)
     ).all()
     assert [record.message.split(":")[0] for record in caplog.records] == ["t"]
+    exact = KeyIndex(0, is_exact=True)
+    assert exact.hits("t", "two", numbers(keys), FileKeys(lambda: pytest.fail("read"), 10)).all()
     index.keep_only("t", ["two"])
     assert index.hits("t", "two", numbers(keys), FileKeys(lambda: keys, 10)).all()
     index.forget("t")

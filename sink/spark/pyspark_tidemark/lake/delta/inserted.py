@@ -25,8 +25,9 @@ _FEWEST_BYTES_A_ROW: Final = 8
 class Inserted:
     """Searches the files of tables for keys that should not be there, and counts those that are."""
 
-    def __init__(self) -> None:
-        self._index = KeyIndex()
+    def __init__(self, *, soft_delete: bool = False) -> None:
+        """With `soft_delete` keys that are inserted may rightly be there: those of deleted rows."""
+        self._index = KeyIndex(is_exact=soft_delete)
         self._replaced: dict[str, int] = {}
 
     def there(self, table: str, listing: Listing, keys: Any) -> Any:

@@ -83,6 +83,7 @@ class DeltaTables:
         root: str,
         changefeed: str,
         *,
+        soft_delete: bool = False,
         deletion_vectors: bool = True,
         partition_rules: PartitionRules | None = None,
     ) -> None:
@@ -110,7 +111,7 @@ class DeltaTables:
         """What makes tables whose first version is yet to be committed."""
         self._lock = threading.Lock()
         self._checkpoints = Checkpoints(spark, self._checkpoint)
-        self.inserted = Inserted()
+        self.inserted = Inserted(soft_delete=soft_delete)
 
     def path(self, name: str) -> str:
         """The table's directory."""

@@ -73,7 +73,12 @@ class DeltaTarget:
         """
         self._spark = spark
         self._tables = DeltaTables(
-            spark, root, changefeed, deletion_vectors=deletion_vectors, partition_rules=partitions
+            spark,
+            root,
+            changefeed,
+            soft_delete=mode == SOFT_DELETE,
+            deletion_vectors=deletion_vectors,
+            partition_rules=partitions,
         )
         self._mode = mode
         self._writer = _WRITERS[mode](self._tables)

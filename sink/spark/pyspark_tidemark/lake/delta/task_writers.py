@@ -72,7 +72,7 @@ class UpsertWriter:
             live = folded.live.select(lake_columns(changes.table))
             made = Made(layout, written(layout, fitted(live, layout.schema)))
         else:
-            inserted, key_columns = _searched()
+            inserted, key_columns = _searched(soft_delete=changes.soft_delete)
             # By its directory: a process of Spark's may write tables of several lakes.
             name = layout.root
             actions = masked_and_added(name, listing, folded, key, (inserted, key_columns))
@@ -105,9 +105,9 @@ class HistoryWriter:
 
 
 @functools.cache
-def _searched() -> tuple[Inserted, ColumnCache]:
+def _searched(*, soft_delete: bool = False) -> tuple[Inserted, ColumnCache]:
     """What this process has searched before: data files never change."""
-    return Inserted(), ColumnCache(KEPT_BYTES)
+    return Inserted(soft_delete=soft_delete), ColumnCache(KEPT_BYTES)
 
 
 def made_for(changes: Changes, current: Listing) -> list[Made]:

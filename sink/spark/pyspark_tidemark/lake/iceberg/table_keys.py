@@ -11,7 +11,7 @@ each commit of ours.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -89,10 +89,11 @@ class KeyRanges:
 class Inserted:
     """Searches the files of tables for keys that should not be there."""
 
-    def __init__(self, catalog: Catalog, shown: ShownFiles) -> None:
+    def __init__(self, catalog: Catalog, shown: ShownFiles, *, soft_delete: bool) -> None:
+        """With `soft_delete` keys that are inserted may rightly be there: those of deleted rows."""
         self._catalog = catalog
         self._shown = shown
-        self._index = KeyIndex()
+        self._index = KeyIndex(is_exact=soft_delete)
 
     def there(self, name: str, table: Any, keys: Any) -> Any:
         """Those of `keys` (pyarrow.Table, each key once) that the table shows, with its types."""
@@ -118,8 +119,9 @@ class Inserted:
         deletes = [file for file in shown.deletes if file.key == frozenset(ids)]
         return living(
             candidates,
-            [(file.sequence, _live(storage, file, read)) for file in holding],
-            [(file.sequence, read(file.location)) for file in deletes],
+            # One after the other: all at once they may not fit into memory.
+            ((file.sequence, _live(storage, file, read)) for file in holding),
+            ((file.sequence, read(file.location)) for file in deletes),
         )
 
     def forget(self, name: str) -> None:
@@ -141,14 +143,11 @@ def _live(storage: Storage, file: DataFile, read: Read) -> Any:
     return columns.filter(pa.array(live))
 
 
-def living(keys: Any, data: Sequence[tuple[int, Any]], deletes: Sequence[tuple[int, Any]]) -> Any:
+def living(keys: Any, data: Iterable[tuple[int, Any]], deletes: Iterable[tuple[int, Any]]) -> Any:
     """Those of `keys` that a data file holds and no younger delete names; files are given by their
     sequence number and their keys. Pure.
     """
     named = renamed(keys)
-    data, deletes = (
-        [(sequence, renamed(columns)) for sequence, columns in files] for files in (data, deletes)
-    )
     both = _last(named, data).join(
         _last(named, deletes),
         keys=named.column_names,
@@ -163,11 +162,11 @@ def living(keys: Any, data: Sequence[tuple[int, Any]], deletes: Sequence[tuple[i
     return alive.rename_columns(keys.column_names).cast(keys.schema)
 
 
-def _last(keys: Any, files: Sequence[tuple[int, Any]]) -> Any:
+def _last(keys: Any, files: Iterable[tuple[int, Any]]) -> Any:
     """The keys that are in one of the files, with the largest of these files' sequence numbers."""
     parts = [keys.slice(0, 0).append_column(_SEQUENCE, pa.array([], pa.int64()))]
     for sequence, columns in files:
-        matching = those_in(keys, columns)
+        matching = those_in(keys, renamed(columns))
         parts.append(
             matching.append_column(_SEQUENCE, pa.array([sequence] * len(matching), pa.int64()))
         )

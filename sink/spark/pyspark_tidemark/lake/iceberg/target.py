@@ -116,7 +116,8 @@ class IcebergTarget:
         self._sort_orders = SortOrders(self._catalog)
         self._key_ranges = KeyRanges(self._catalog)
         self._shown = ShownFiles(self._catalog, self._key_ranges.bounds_of)
-        self._inserted = Inserted(self._catalog, self._shown)
+        soft_delete = mode == SOFT_DELETE
+        self._inserted = Inserted(self._catalog, self._shown, soft_delete=soft_delete)
         self._masking = Masking(self._catalog, self._shown) if deletion_vectors else None
         self._writer = CutWriter(spark, self._catalog, mode, self._inserted, self._masking)
         self._cuts: dict[str, int] = {}
