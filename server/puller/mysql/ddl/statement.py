@@ -17,6 +17,7 @@ from server.puller.mysql.ddl.grammar.statements import ROW_VERBS, StatementReade
 from server.puller.mysql.ddl.tokens import (
     ANSI_QUOTES,
     EMPTY_STRING_IS_NULL,
+    MAXDB,
     NO_BACKSLASH_ESCAPES,
     ORACLE,
     REAL_AS_FLOAT,
@@ -120,6 +121,7 @@ _READING_MODES: Final = (
     ANSI_QUOTES,
     NO_BACKSLASH_ESCAPES,
     ORACLE,
+    MAXDB,
     REAL_AS_FLOAT,
     EMPTY_STRING_IS_NULL,
 )

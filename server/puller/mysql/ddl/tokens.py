@@ -16,6 +16,7 @@ from server.puller.mysql.ddl.tree import TableName
 
 ANSI_QUOTES: Final = 1 << 2
 ORACLE: Final = 1 << 9
+MAXDB: Final = 1 << 12
 NO_BACKSLASH_ESCAPES: Final = 1 << 20
 _STRICT: Final = 1 << 21 | 1 << 22
 REAL_AS_FLOAT: Final = 1
@@ -109,6 +110,20 @@ class Dialect:
     def real_as_float(self) -> bool:
         """Whether REAL is FLOAT."""
         return bool(self.sql_mode & REAL_AS_FLOAT)
+
+    @property
+    def empty_is_null(self) -> bool:
+        """Whether the constant '' is NULL. To a MySQL this bit is TIME_TRUNCATE_FRACTIONAL."""
+        return self.mariadb and bool(self.sql_mode & EMPTY_STRING_IS_NULL)
+
+    @property
+    def type_schema(self) -> str:
+        """The schema of MariaDB's whose types are meant where a statement names none. A MySQL 5.7
+        has these bits, too, of which MAXDB alone changes a type there.
+        """
+        if self.mariadb and self.sql_mode & ORACLE:
+            return "ORACLE_SCHEMA"
+        return "MAXDB_SCHEMA" if self.sql_mode & MAXDB else ""
 
     @property
     def pads_char(self) -> bool:

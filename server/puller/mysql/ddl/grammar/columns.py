@@ -8,8 +8,6 @@ from typing import ClassVar, Final
 
 from server.puller.mysql.ddl.grammar.table_elements import KeyReader
 from server.puller.mysql.ddl.tokens import (
-    EMPTY_STRING_IS_NULL,
-    ORACLE,
     NotUnderstoodError,
     Sort,
     TokenReader,
@@ -39,6 +37,8 @@ _PLAIN: Final = {
     "GEOMETRYCOLLECTION": "geometrycollection", "GEOMCOLLECTION": "geomcollection", "RAW": "varbinary",
 }  # fmt: skip
 _TYPE_SCHEMAS: Final = ("MARIADB_SCHEMA", "ORACLE_SCHEMA", "MAXDB_SCHEMA")
+_TIMES_OF_SCHEMAS: Final = (("DATE", "ORACLE_SCHEMA"), ("TIMESTAMP", "MAXDB_SCHEMA"))
+"""The words that mean DATETIME in these schemas."""
 _TEXTS: Final = {
     "CHAR": "char", "VARCHAR": "varchar", "VARCHARACTER": "varchar", "VARCHAR2": "varchar", "TINYTEXT": "tinytext",
     "TEXT": "text", "MEDIUMTEXT": "mediumtext", "LONGTEXT": "longtext", "ENUM": "enum", "SET": "set",
@@ -88,8 +88,7 @@ class TypeReader(TokenReader):
         if word == "REAL" and self.dialect.real_as_float:
             base = "float"
         length, scale = self._size()
-        if length is None:
-            base = self._without_size(base, word, schema)
+        base = self._in_schema(base, word, schema, has_size=length is not None)
         return self._finished(base, word, length, scale, is_text=is_text)
 
     def _type_schema(self) -> str:
@@ -100,14 +99,14 @@ class TypeReader(TokenReader):
         self.at += 2
         return token.text.upper()
 
-    def _without_size(self, base: str, word: str, schema: str) -> str:
-        """The type behind a word that has several meanings while it has no size."""
-        oracle = bool(self.dialect.sql_mode & ORACLE)
-        if word == "DATE" and (schema or ("ORACLE_SCHEMA" if oracle else "")) == "ORACLE_SCHEMA":
+    def _in_schema(self, base: str, word: str, schema: str, *, has_size: bool) -> str:
+        """The type behind a word that has several meanings."""
+        of_session = self.dialect.type_schema
+        if (word, schema or of_session) in _TIMES_OF_SCHEMAS:
             return "datetime"
-        if word == "TIMESTAMP" and schema == "MAXDB_SCHEMA":
-            return "datetime"
-        return {"NUMBER": "double", "BLOB": "longblob"}.get(word, base) if oracle else base
+        if of_session != "ORACLE_SCHEMA" or has_size:
+            return base
+        return {"NUMBER": "double", "BLOB": "longblob"}.get(word, base)
 
     def _type_word(self) -> str:
         token = self.next()
@@ -367,7 +366,7 @@ class ColumnReader(TypeReader, KeyReader):
             self.at += 1
         if token.sort is Sort.STRING:
             text = self.string()
-            is_null = not text and not introducer and self.dialect.sql_mode & EMPTY_STRING_IS_NULL
+            is_null = not text and not introducer and self.dialect.empty_is_null
             return Literal("null") if is_null else Literal("string", text, introducer)
         if token.sort in (Sort.NUMBER, Sort.HEX, Sort.BITS):
             self.at += 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from server.puller.mysql.ddl.statement import Kind, Statement, read_statement
 from server.puller.mysql.ddl.tokens import Dialect
-from server.puller.mysql.ddl.tree import AlterTable, CreateTable
+from server.puller.mysql.ddl.tree import AlterTable, CreateTable, Literal
 from storage.mysql.event import EventType
 from tests.unit.server.puller.mysql.statements import (
     NO_EFFECT,
@@ -100,6 +100,36 @@ def test_a_statement_that_is_about_other_tables_in_another_mode_is_not_understoo
     assert read(query, Dialect(version=101119)).actions  # it failed in every other mode
     query = "SET STATEMENT sql_mode='' FOR UPDATE \"t\" SET v = 1"
     assert read(query, Dialect(version=101119)).kind is Kind.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("column", "bit", "maria", "mysql"),
+    [
+        # MariaDB: EMPTY_STRING_IS_NULL; MySQL: TIME_TRUNCATE_FRACTIONAL
+        ("VARCHAR(5) DEFAULT ''", 32, ("varchar", ""), ("varchar", "string")),
+        ("VARCHAR(5) DEFAULT ('')", 32, ("varchar", ""), ("varchar", "string")),
+        ("DATE", 9, ("datetime", ""), ("date", "")),  # ORACLE: to a MySQL 5.7 no type is another
+        ("BLOB", 9, ("longblob", ""), ("blob", "")),
+        ("TIMESTAMP(3)", 12, ("datetime", ""), ("datetime", "")),  # MAXDB
+        ("REAL", 0, ("float", ""), ("float", "")),
+    ],
+)
+def test_a_bit_of_sql_mode_means_what_it_does_on_the_server_that_has_it(
+    column: str, bit: int, maria: tuple[str, str], mysql: tuple[str, str]
+) -> None:
+    seen = []
+    for dialect in (
+        Dialect(version=101119, sql_mode=1 << bit),
+        Dialect(mariadb=False, version=50744, sql_mode=1 << bit),
+    ):
+        tree = read(f"CREATE TABLE t (c {column})", dialect).tree
+        assert isinstance(tree, CreateTable)
+        (definition,) = tree.columns
+        default = definition.default
+        assert default is None or isinstance(default, Literal)
+        sort = "" if default is None or default.sort == "null" else default.sort
+        seen.append((definition.type.base, sort))
+    assert seen == [maria, mysql]
 
 
 def test_executable_comments_run_where_the_server_runs_them() -> None:
