@@ -30,6 +30,7 @@ from storage.mvcc.gc import WALK_KEY, GcWalk, RangeGC, RegionVersions, counts_ke
 from storage.mvcc.group_commit import GroupCommit, StoreBusyError
 from storage.mvcc.record import LOCK_COLUMN, META_COLUMN, VALUE_COLUMN, WRITE_COLUMN, column_range
 from storage.mvcc.region import Region
+from storage.tasks import run_to_end
 
 _log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -106,10 +107,9 @@ class Collector:
         Change feeds are not told.
         """
         with metrics.gc_task("unsafe_destroy_range"):
-            # The locks are few, and forgotten at once: who asked may be gone before all is deleted,
-            # and a lock that is deleted but remembered would hold the resolved_ts back for ever.
-            deleted = [await self._destroy(*column_range(LOCK_COLUMN, lower, upper))]
-            await self._forget(lower, upper)
+            # The locks are few, and forgotten at once, though who asked may be gone: a lock that is
+            # deleted but remembered would hold the resolved_ts back for ever.
+            deleted = [await run_to_end(self._destroy_locks(lower, upper))]
             deleted += [
                 await self._destroy(*column_range(column, lower, upper))
                 for column in (WRITE_COLUMN, VALUE_COLUMN)
@@ -118,6 +118,11 @@ class Collector:
             for bounds in deleted:
                 for first, last in pairwise(bounds):
                     await self._in_turn(self._parts.kv.compact, first, last)
+
+    async def _destroy_locks(self, lower: bytes, upper: bytes) -> list[bytes]:
+        bounds = await self._destroy(*column_range(LOCK_COLUMN, lower, upper))
+        await self._forget(lower, upper)
+        return bounds
 
     async def _forget(self, lower: bytes, upper: bytes) -> None:
         """Make the deletions durable, and drop the counts of the range."""

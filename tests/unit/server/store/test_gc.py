@@ -4,6 +4,7 @@ and what has nothing old is left alone.
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -210,6 +211,29 @@ async def test_locks_of_a_destroyed_range_are_forgotten_though_who_asked_is_gone
             destroying.cancel()
         assert list(store.kv.scan(*column_range(LOCK_COLUMN, b"", b""))) == []
         assert list(store.kv.scan(*column_range(WRITE_COLUMN, b"", b"")))
+
+
+async def test_locks_are_forgotten_though_who_asked_left_while_they_were_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten, deleting = asyncio.Event(), asyncio.Event()
+    loop, go_on, delete_some = asyncio.get_running_loop(), threading.Event(), Database.delete_some
+
+    def stalling(self: Database, lower: bytes, upper: bytes, most: int) -> Deleted:
+        deleted = delete_some(self, lower, upper, most)
+        loop.call_soon_threadsafe(deleting.set)
+        assert go_on.wait(60)
+        return deleted
+
+    monkeypatch.setattr(Database, "delete_some", stalling)
+    async with opened(tmp_path) as store:
+        parts = replace(store.parts, forget_locks=lambda _lower, _upper: forgotten.set())
+        destroying = loop.create_task(Collector(parts).destroy(b"k", b"l"))
+        await asyncio.wait_for(deleting.wait(), 60)
+        destroying.cancel()
+        await asyncio.wait([destroying])
+        go_on.set()
+        await asyncio.wait_for(forgotten.wait(), 20)
 
 
 async def test_a_destroyed_range_is_counted_anew(tmp_path: Path) -> None:
