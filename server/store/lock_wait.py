@@ -74,30 +74,35 @@ class LockWaits:
             wait = following
 
     async def _turn(self, wait: Wait) -> tuple[Response, bool]:
-        """The answer to the next attempt, and whether it was woken by an unlock; in any case the
-        next waiter gets its turn.
+        """The answer to the next attempt, and whether there is time for another one. Who was woken,
+        also in the same moment as its deadline, gives the next waiter its turn.
         """
         answer: Response | None = None
         try:
             async with asyncio.timeout_at(wait.deadline):
-                await wait.woken
+                # Shielded: the deadline must not cancel what `_wake` sets in the same moment.
+                await asyncio.shield(wait.woken)
         except TimeoutError:
-            self._queue.remove(wait)  # `wake` takes out whom it wakes
             # One last attempt: the lock may have gone in the same turn as the deadline.
-            return await self._attempt(wait.request), False
+            if not wait.woken.done():
+                self._queue.remove(wait)
+                return await self._attempt(wait.request), False
+            in_time = False
         except asyncio.CancelledError:
             # Cancelled after it was woken: the turn must go to the next one, or nobody would try
             # until another unlock.
-            if not wait.woken.done() or wait.woken.cancelled():
-                self._queue.remove(wait)
-            else:
+            if wait.woken.done():
                 self._wake(wait.key)
+            else:
+                self._queue.remove(wait)
             raise
+        else:
+            in_time = True
         try:
             answer = await self._attempt(wait.request)
         finally:
             self._pass_on(wait, answer)
-        return answer, True
+        return answer, in_time
 
     def _pass_on(self, wait: Wait, answer: Response | None) -> None:
         """After a woken waiter's attempt: record the key's new owner, or wake the next waiter."""

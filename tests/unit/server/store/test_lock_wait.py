@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import metapb_pb2 as metapb
 
@@ -163,4 +164,55 @@ async def test_a_client_that_leaves_just_when_it_is_woken_passes_the_turn_on() -
 
             db.runner.watch_unlocked(wake_and_cancel)
             await db.unlock(b"k", start_ts=1)
+            assert not (await next_one).errors
+
+
+async def test_a_client_that_leaves_just_before_it_is_woken_passes_the_turn_on() -> None:
+    async with store() as db:
+        await db.lock(b"k", start_ts=1)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            gone, next_one = await settled(
+                tasks, db.lock(b"k", start_ts=2), db.lock(b"k", start_ts=3)
+            )
+            unlocked = db.waits._unlocked
+
+            def cancel_and_wake(keys: Any) -> None:
+                gone.cancel()
+                unlocked(keys)
+
+            db.runner.watch_unlocked(cancel_and_wake)
+            await db.unlock(b"k", start_ts=1)
+            assert not (await next_one).errors
+
+
+@pytest.mark.parametrize("is_woken_first", [True, False])
+async def test_a_wake_up_in_the_moment_of_the_deadline_is_passed_on(
+    is_woken_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts: list[asyncio.Timeout] = []
+
+    def kept(when: float) -> asyncio.Timeout:
+        timeouts.append(asyncio.Timeout(when))
+        return timeouts[-1]
+
+    monkeypatch.setattr(asyncio, "timeout_at", kept)
+    async with store(ceiling_s=3600) as db:
+        await db.lock(b"a", start_ts=1)
+        await db.lock(b"b", start_ts=4)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            late, next_one = await settled(
+                tasks, db.lock(b"a", b"b", start_ts=2), db.lock(b"a", start_ts=3)
+            )
+            loop, unlocked = asyncio.get_running_loop(), db.waits._unlocked
+
+            def end_and_wake(keys: Any) -> None:
+                timeouts[0].reschedule(0)  # the deadline, in the next turn of the loop
+                if is_woken_first:
+                    unlocked(keys)
+                else:
+                    loop.call_soon(unlocked, keys)
+
+            db.runner.watch_unlocked(end_and_wake)
+            await db.unlock(b"a", start_ts=1)
+            assert (await late).errors[0].locked.key == b"b"
             assert not (await next_one).errors
