@@ -212,8 +212,11 @@ class PumpLifecycle:
         try:
             # In the registry before anything is done: TiDB must stop writing prewrites here first.
             await self._registry.announce(_STATES[action])
-        except TidemarkError:
-            self._node.state = ONLINE
+        except BaseException:
+            # Also when the client has given the call up: nobody else would end a state that is only
+            # half begun. The next renewal tells the registry.
+            if self._node.state == _STATES[action]:
+                self._node.state = ONLINE
             raise
         self._leaving.set()
         return self._node.state

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -9,13 +10,19 @@ import pytest
 from server.pump.http_api import HttpApi
 from server.pump.registry import (
     DRAINERS,
+    ONLINE,
+    PAUSED,
+    PAUSING,
     PUMPS,
     Node,
+    PumpLifecycle,
+    Registry,
     drainers_behind,
     node_id,
     slowest_drainer,
 )
 from storage.meta.meta import KeyValue
+from storage.model.errors import UnavailableError
 
 
 def test_the_registry_entry_is_the_one_of_the_original() -> None:
@@ -78,3 +85,57 @@ async def test_a_drainer_whose_entry_cannot_be_read_is_believed_to_have_nothing(
         meta: Any = Registered({DRAINERS + b"d": value, DRAINERS + b"e": b'{"maxCommitTS":9}'})
         assert await slowest_drainer(meta) == (0, "d")
         assert await drainers_behind(meta, 5) == ["d"]
+
+
+class SlowCoordinator:
+    """Gives no timestamp and takes no entry before it is told to."""
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.was_called = asyncio.Event()
+        self.states: list[str] = []
+        self.refusal: UnavailableError | None = None
+
+    async def tso(self) -> int:
+        self.was_called.set()
+        await self.answers.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return 7
+
+    async def put(self, _: bytes, value: bytes) -> None:
+        self.states.append(json.loads(value)["state"])
+
+
+@pytest.mark.parametrize("action", ["pause", "close"])
+async def test_a_pump_whose_pause_was_given_up_by_its_client_stays_online(action: str) -> None:
+    coordinator: Any = SlowCoordinator()
+    storage: Any = SimpleNamespace(max_commit_ts=7)
+    node = Node("pump-1", "127.0.0.1:8250", ONLINE)
+    registry = Registry(node, coordinator, coordinator, storage, 3600)
+    lifecycle = PumpLifecycle(node, registry, storage, coordinator, coordinator, 3600)
+    async with asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(lifecycle.apply("pump-1", action))
+        await coordinator.was_called.wait()
+        call.cancel()
+    assert node.state == ONLINE
+    coordinator.answers.set()
+    assert await lifecycle.apply("pump-1", "pause") == PAUSING
+    assert coordinator.states == [PAUSING]
+
+
+async def test_a_pump_that_has_ended_is_not_put_online_by_a_pause_that_fails_then() -> None:
+    coordinator: Any = SlowCoordinator()
+    coordinator.refusal = UnavailableError("no leader")
+    storage: Any = SimpleNamespace(max_commit_ts=7)
+    node = Node("pump-1", "127.0.0.1:8250", ONLINE)
+    registry = Registry(node, coordinator, coordinator, storage, 3600)
+    lifecycle = PumpLifecycle(node, registry, storage, coordinator, coordinator, 3600)
+
+    async def refuse() -> None:
+        coordinator.answers.set()
+
+    calls = lifecycle.apply("pump-1", "pause"), registry.leave(), refuse()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert outcomes == [coordinator.refusal, None, None]
+    assert node.state == PAUSED
