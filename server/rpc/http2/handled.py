@@ -30,8 +30,9 @@ from storage.defect import request_error
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 _TURN_BYTES = 64 << 10
 _MESSAGE_COST_BYTES = 64
-"""The overhead of an answer in bytes, counted towards the limit of what one call may write in a
-turn of the loop.
+"""The overhead of a message in bytes: of an answer, counted towards the limit of what one call may
+write in a turn of the loop; of a request, while its handler has not read it. Empty messages take
+memory, too.
 """
 _LEAST_STARTS, _MOST_STARTS = 4, 16
 """The least and most handlers that start in one turn of the loop: fewer while turns are slower than
@@ -89,7 +90,7 @@ class HandledCall(Stream):
         """See `Stream`."""
         for message in self._reader.feed(data):
             self._inbox.append(message)
-            self._inbox_bytes += len(message)
+            self._inbox_bytes += len(message) + _MESSAGE_COST_BYTES
         self.set_request_bytes(self._inbox_bytes + self._reader.buffered_bytes)
         if self._reader.pending:
             self.connection.unpacking[self.number] = self
@@ -136,7 +137,7 @@ class HandledCall(Stream):
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
         message = self._inbox.popleft()
-        self._inbox_bytes -= len(message)
+        self._inbox_bytes -= len(message) + _MESSAGE_COST_BYTES
         self.set_request_bytes(self._inbox_bytes + self._reader.buffered_bytes)
         self._give_credit()
         return self._parsed(message)

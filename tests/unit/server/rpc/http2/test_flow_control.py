@@ -2,6 +2,10 @@
 ours bound what a peer may send.
 """
 
+import asyncio
+from typing import Any
+
+import grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -9,8 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from server.rpc.http2 import frames
 from server.rpc.http2.connection import CONNECTION_WINDOW
 from server.rpc.http2.frames import ErrorCode, window_update
-from server.rpc.http2.stream import STREAM_WINDOW
-from tests.unit.server.rpc.http2.wire import Client, data, message
+from server.rpc.http2.handled import HandledCall, IncomingRequest
+from server.rpc.http2.headers import RequestHead
+from server.rpc.http2.messages import MessageReader
+from server.rpc.http2.stream import STREAM_WINDOW, ConnectionState
+from tests.unit.server.rpc.http2.wire import Client, EchoHost, data, message
 
 
 class Answers(RuleBasedStateMachine):
@@ -115,3 +122,49 @@ def test_more_data_than_windows_allow_is_a_fault() -> None:
     client.connection._credit = 10
     client.send(client.headers(3), data(3, bytes(11)))
     assert client.take()[-1].code is ErrorCode.FLOW_CONTROL_ERROR
+
+
+class HandlerHost(EchoHost):
+    """Gives each call to one handler of streams."""
+
+    def __init__(self, behavior: Any, tasks: asyncio.TaskGroup) -> None:
+        super().__init__()
+        self._handler = grpc.stream_stream_rpc_method_handler(behavior)
+        self._tasks = tasks
+
+    def open(
+        self, connection: ConnectionState, number: int, head: RequestHead, timeout_s: float | None
+    ) -> HandledCall:
+        request = IncomingRequest(head, MessageReader(1 << 20, b""), timeout_s)
+        return HandledCall(connection, number, self._handler, request, self._tasks.create_task)
+
+
+async def test_messages_without_bytes_are_counted_until_their_handler_reads_them() -> None:
+    reads, count = asyncio.Event(), 0
+
+    async def behavior(requests: Any, _: Any) -> None:
+        nonlocal count
+        await reads.wait()
+        async for _ in requests:
+            count += 1
+
+    async with asyncio.TaskGroup() as tasks:
+        host = HandlerHost(behavior, tasks)
+        client = Client(host)
+        client.send(client.headers(1))
+        frame, sent = data(1, message(b"") * 3000), 0
+        while sent * 5 <= STREAM_WINDOW // 2:
+            client.send(frame)
+            sent += 3000
+        given = [one.kind for one in client.take() if one.stream == 1]
+        counted_bytes = host.request_bytes
+        reads.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        given_then = [one.kind for one in client.take() if one.stream == 1]
+        client.send(data(1, message(b""), end_stream=True))
+    assert not given
+    assert counted_bytes >= sent * 64
+    assert given_then == [frames.WINDOW_UPDATE]
+    assert count == sent + 1
+    assert not host.request_bytes
