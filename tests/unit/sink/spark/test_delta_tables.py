@@ -3,8 +3,10 @@
 What the tasks of a cut write, they write in this process.
 """
 
+import errno
 import functools
 import json
+import os
 import pickle
 import random
 import shutil
@@ -19,10 +21,11 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import ByTasks, Counted
 from pyspark_tidemark.lake.checksum import hexadecimal
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.delta import inserted, task_writers
+from pyspark_tidemark.lake.delta import inserted, tables, task_writers
 from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import DeletionVectors, pieces
 from pyspark_tidemark.lake.delta.log import commit_info, commit_on_disk, replayed
+from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.keys import KeyIndex
 from pyspark_tidemark.lake.manifest import FileManifest
@@ -233,6 +236,37 @@ def test_a_table_of_an_earlier_version_has_no_name_until_it_gets_another_one(tmp
     assert lake.target().position(table) == CUTS[1]
     lake.target()._tables.add_name("bank.t", "bank.w")
     assert lake.target().position(table) == CUTS[1]
+
+
+def test_what_deltas_log_store_commits_without_links_is_durable(tmp_path, feed, monkeypatch):
+    def no_link(*_):
+        raise OSError(errno.EOPNOTSUPP, "no links here")
+
+    def stored(log, _, version, actions):
+        (log / f"{version:020}.json").write_text(
+            "".join(f"{json.dumps(each)}\n" for each in actions)
+        )
+        return True
+
+    synced, fsync = [], os.fsync
+
+    def noted(descriptor):
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    lake = Lake(tmp_path, "upsert")
+    lake.keep(feed, CUTS[0])
+    monkeypatch.setattr(os, "link", no_link)
+    monkeypatch.setattr(tables, "commit", stored)
+    monkeypatch.setattr(tables, "java_classes", lambda _: None)
+    monkeypatch.setattr(DeltaTables, "_log", lambda self, name: Path(self.path(name), "_delta_log"))
+    synced.clear()
+    lake.keep(feed, CUTS[1])
+    log = lake.place("bank.t") / "_delta_log"
+    commits = [place for place, path in enumerate(synced) if path == log / f"{1:020}.json"]
+    assert commits, "the commit itself"
+    assert log in synced[commits[-1] :], "and then its name"
 
 
 def half(path):

@@ -583,7 +583,11 @@ class DeltaTables:
 
     def _commit(self, name: str, version: int, actions: Actions) -> bool:
         done = commit_on_disk(self.path(name), version, actions) if self._is_local else None
-        return commit(self._log(name), self._classes, version, actions) if done is None else done
+        if done is None:
+            done = commit(self._log(name), self._classes, version, actions)
+            if done and self._is_local:
+                settle(self.path(name), version - 1)
+        return done
 
     def _follows(self, name: str, version: int) -> bool:
         """Whether the log still has the file of a version that was read or written here: a version
