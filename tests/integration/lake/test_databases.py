@@ -9,6 +9,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
+from pyspark_tidemark.lake.cut_record import CutRecord, TableCut
 from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
@@ -314,24 +315,67 @@ def test_a_wrong_password_is_told(mariadb, tmp_path):
     assert "wrong" not in str(caught.value)
 
 
-def test_two_tables_whose_names_a_database_takes_for_one_are_told(database):
+def test_a_cut_may_have_thousands_of_tables_and_a_table_a_thousand_columns(database):
+    """What is noted of them took more than MySQL's 65,535 bytes of a text."""
     target = database_of(SinkUri.parse(database))
-    schema = pa.schema([("id", pa.int64())])
-    with DatabaseManifest.opened(target, "bank"):
-        connection = target.connect()
-        try:
-            with connection.cursor() as cursor:
-                manifest.insert_row(cursor, "bank", "shop.Orders", schema)
-                if database.startswith("mysql"):
-                    with pytest.raises(
-                        SourceError, match=r"ErrTargetForeign.*shop\.Orders and shop\.orders"
-                    ):
-                        manifest.read_row(cursor, "bank", "shop.orders")
-                else:
-                    assert manifest.read_row(cursor, "bank", "shop.orders") is None
-            connection.rollback()
-        finally:
-            connection.close()
+    tables = tuple(TableCut(f"bank.{'t' * 50}{number}", 1, 10, "0" * 16) for number in range(2000))
+    wide = pa.schema([(f"{'c' * 50}{number}", pa.int64()) for number in range(1000)])
+    with DatabaseManifest.opened(target, "bank") as opened:
+        opened.commit(CutRecord("bank", 0, 10, 0, "2026-01-02T03:04:05.678+00:00", tables))
+        with closing(target.connect()) as connection, connection.cursor() as cursor:
+            manifest.insert_row(cursor, "bank", "bank.wide", wide)
+            row = manifest.read_row(cursor, "bank", "bank.wide")
+    assert row == manifest.TableRow(manifest.NOT_YET, wide, wide)
+    with DatabaseManifest.opened(target, "bank") as opened:
+        assert opened.last.tables == tables
+
+
+def test_names_that_differ_in_case_or_accents_only_are_tables_of_their_own(database):
+    """MySQL's row of `bank.Orders` was taken for that of `bank.orders`."""
+    feed = EvolvingFeed()
+    for number, name in enumerate(("bank.Orders", "bank.orders", "bank.été")):
+        feed.create(0, name, id=pa.int64())
+        feed.put(10 + number, name, {"id": number})
+    feed.rename(20, "bank.été", "bank.ete")
+    feed.rename(20, "bank.Orders", "bank.ORDERS")
+    feed.put(30, "bank.ORDERS", {"id": 7})
+    keep(feed, database, "upsert", (10, 20, 30))
+    found = {name: sorted(row["id"] for row in rows(database, name)) for name in feed.state(30)}
+    assert found == {"bank.ORDERS": [0, 7], "bank.orders": [1], "bank.ete": [2]}
+
+
+def test_tables_of_ours_that_an_earlier_version_made_get_the_columns_of_today(mariadb):
+    name, texts = "varchar(200) NOT NULL", "columns_now text NOT NULL, columns_next text NOT NULL"
+    uris = [f"{mariadb.uri}/{mariadb.database('lake')}" for _ in range(2)]
+    execute(
+        uris[0],
+        f"CREATE TABLE {manifest.TABLES} (app {name}, name {name}, end_ts bigint NOT NULL, {texts}, "
+        "PRIMARY KEY (app, name)) CHARACTER SET utf8mb4",
+    )
+    execute(
+        uris[0],
+        f"CREATE TABLE {manifest.CUTS} (app {name}, end_ts bigint NOT NULL, applied_at varchar(40) "
+        "NOT NULL, document text NOT NULL, PRIMARY KEY (app, end_ts)) CHARACTER SET utf8mb4",
+    )
+    created = []
+    for uri in uris:
+        with DatabaseManifest.opened(database_of(SinkUri.parse(uri)), "bank"):
+            created.append(
+                mariadb.execute(
+                    "SELECT table_name, column_name, column_type, collation_name, is_nullable, "
+                    "column_key FROM information_schema.columns WHERE table_schema = "
+                    f"'{uri.rpartition('/')[2]}' ORDER BY table_name, ordinal_position"
+                )
+            )
+    assert created[0] == created[1]
+    types = {(column, kind, collation) for _, column, kind, collation, *_ in created[0]}
+    assert types > {
+        ("app", "varchar(200)", "utf8mb4_bin"),
+        ("name", "varchar(200)", "utf8mb4_bin"),
+    }
+    assert {kind for column, kind, _ in types if column.startswith(("columns", "doc"))} == {
+        "longtext"
+    }
 
 
 def test_keys_that_differ_in_blanks_or_case_only_are_rows_of_their_own(database):

@@ -36,6 +36,10 @@ class Database(Protocol):
     """As sink URIs call it."""
     table_options: str
     """Appended to CREATE TABLE, so that texts may have any character."""
+    name_type: str
+    """The type of names in our own tables: of two that differ in case only each is itself."""
+    document_type: str
+    """The type of documents in our own tables: a text as long as it needs to be."""
 
     def connect(self) -> Any:
         """A DB-API connection without autocommit, in UTC: captures send timestamps in UTC."""
@@ -57,6 +61,11 @@ class Database(Protocol):
     def finds_by_name(self, cursor: Any, name: str) -> bool:
         """Whether statements find a table of our own by its plain name, where CREATE TABLE IF NOT
         EXISTS might not.
+        """
+
+    def retype(self, cursor: Any, table: str, columns: Mapping[str, str]) -> list[str]:
+        """The statements that give a table of our own, as an earlier version made it, the types of
+        `columns`; none if it has them.
         """
 
     def namespace(self, name: str) -> str:

@@ -26,16 +26,8 @@ from pyspark_tidemark.lake.manifest import SINGLE_TABLES, check_follows
 CUTS, TABLES = "_tidemark_cuts", "_tidemark_tables"
 NOT_YET = -1
 """The end_ts of a table that is made, but has no cut yet."""
-_NAME, _TS = "varchar(200) NOT NULL", "bigint NOT NULL"
-_TABLE_COLUMNS = (
-    f"app {_NAME}, name {_NAME}, end_ts {_TS}, columns_now text NOT NULL, columns_next text NOT "
-    "NULL"
-)
-_CUT_COLUMNS = f"app {_NAME}, end_ts {_TS}, applied_at varchar(40) NOT NULL, document text NOT NULL"
-_CREATE = {
-    TABLES: f"CREATE TABLE IF NOT EXISTS {TABLES} ({_TABLE_COLUMNS}, PRIMARY KEY (app, name))",
-    CUTS: f"CREATE TABLE IF NOT EXISTS {CUTS} ({_CUT_COLUMNS}, PRIMARY KEY (app, end_ts))",
-}
+_TS = "bigint NOT NULL"
+_KEYS = {TABLES: "app, name", CUTS: "app, end_ts"}
 _TIDY_EVERY_CUTS = 256
 _LOCK_WAIT_S, _LOCK_PAUSE_S = 2.0, 0.05
 
@@ -187,33 +179,46 @@ class TableRow:
 
 
 def create_tables(database: Database, cursor: Any) -> None:
-    """Make both tables, if they are not there."""
-    for name, statement in _CREATE.items():
-        if not database.finds_by_name(cursor, name):
-            cursor.execute(f"{statement} {database.table_options}")
+    """Make both tables, if they are not there; those of earlier versions get today's columns."""
+    for table, key in _KEYS.items():
+        columns = _columns(database, table)
+        if not database.finds_by_name(cursor, table):
+            listed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+            cursor.execute(
+                f"CREATE TABLE IF NOT EXISTS {table} ({listed}, PRIMARY KEY ({key})) "
+                f"{database.table_options}"
+            )
+        for statement in database.retype(cursor, table, columns):
+            cursor.execute(statement)
+
+
+def _columns(database: Database, table: str) -> dict[str, str]:
+    """The columns of one of our own tables with their types."""
+    name, text = f"{database.name_type} NOT NULL", f"{database.document_type} NOT NULL"
+    if table == CUTS:
+        return {"app": name, "end_ts": _TS, "applied_at": "varchar(40) NOT NULL", "document": text}
+    return {"app": name, "name": name, "end_ts": _TS, "columns_now": text, "columns_next": text}
 
 
 def read_row(cursor: Any, app: str, name: str, *, lock: bool = False) -> TableRow | None:
-    """A table's row; with `lock` nobody else may change it until the transaction's end.
-
-    Raises:
-        SourceError: ErrTargetForeign, the row is of another table, whose name the database does not
-            tell from this.
-    """
+    """A table's row; with `lock` nobody else may change it until the transaction's end."""
     cursor.execute(
-        f"SELECT end_ts, columns_now, columns_next, name FROM {TABLES} WHERE app = %s AND name = %s"  # noqa: S608 - ours
+        f"SELECT end_ts, columns_now, columns_next FROM {TABLES} WHERE app = %s AND name = %s"  # noqa: S608 - ours
         + (" FOR UPDATE" if lock else ""),
         (app, name),
     )
     row = cursor.fetchone()
-    # A server whose collation ignores case finds the row of `shop.Orders` for `shop.orders`.
-    if row is not None and row[3] != name:
-        raise SourceError(
-            "ErrTargetForeign",
-            f"the database takes the names {row[3]} and {name} for one: give one of them another "
-            "target",
-        )
     return None if row is None else TableRow(int(row[0]), _schema(row[1]), _schema(row[2]))
+
+
+def same_but_for_case(cursor: Any, app: str, name: str) -> str | None:
+    """Another table of the changefeed whose name differs from this one in case only."""
+    cursor.execute(
+        f"SELECT name FROM {TABLES} WHERE app = %s AND lower(name) = lower(%s) AND name <> %s",  # noqa: S608 - ours
+        (app, name, name),
+    )
+    row = cursor.fetchone()
+    return None if row is None else str(row[0])
 
 
 def insert_row(cursor: Any, app: str, name: str, schema: Any) -> None:

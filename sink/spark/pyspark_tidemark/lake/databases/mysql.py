@@ -45,6 +45,8 @@ _TYPES = {
 _KEY_BYTES = 3072  # InnoDB's limit for an index
 _MYSQL_KEYS, _MARIADB_KEYS = "utf8mb4_0900_bin", "utf8mb4_nopad_bin"
 """Collations that compare bytes and pad nothing: to utf8mb4_bin 'b' and 'b ' are one key."""
+_NAMES = "utf8mb4_bin"
+"""The collation of names, which every version has: it pads, but no name ends with a blank."""
 _STATEMENT_BYTES = 1 << 19
 _PACKET_BYTES_MAX = 1 << 30
 """The largest max_allowed_packet of MySQL and MariaDB."""
@@ -52,6 +54,7 @@ _DISK_FULL = (ER.DISK_FULL, ER.RECORD_FILE_FULL)
 _DENIED = (ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR)
 _REFUSED = (
     ER.BAD_NULL_ERROR,
+    ER.TABLE_EXISTS_ERROR,
     ER.BAD_TABLE_ERROR,
     ER.BAD_FIELD_ERROR,
     ER.DUP_FIELDNAME,
@@ -86,6 +89,8 @@ class MySql:
     errors: tuple[type[Exception], ...] = (pymysql.MySQLError,)
     format = "mysql"
     table_options = _CHARACTERS
+    name_type = f"varchar(200) {_CHARACTERS} COLLATE {_NAMES}"
+    document_type = f"longtext {_CHARACTERS}"
 
     def __init__(self, uri: SinkUri) -> None:
         self._settings: dict[str, Any] = {
@@ -162,6 +167,23 @@ class MySql:
     def finds_by_name(self, cursor: Any, name: str) -> bool:  # noqa: ARG002 - see below
         """See `Database`: both look into the database of the connection."""
         return False
+
+    def retype(self, cursor: Any, table: str, columns: Mapping[str, str]) -> list[str]:
+        """See `Database`."""
+        # Earlier versions had `text`, which ends at 65,535 bytes, and took names that differ in
+        # case or accents for one.
+        cursor.execute(
+            "SELECT column_name, data_type, collation_name FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND table_name = %s",
+            (table,),
+        )
+        outdated = [
+            name
+            for name, kind, collation in cursor.fetchall()
+            if kind == "text" or (_NAMES in columns.get(name, "") and collation != _NAMES)
+        ]
+        steps = [f"MODIFY COLUMN {name} {columns[name]}" for name in outdated if name in columns]
+        return [f"ALTER TABLE {table} {', '.join(steps)}"] if steps else []
 
     def namespace(self, name: str) -> str:
         """See `Database`."""
@@ -329,8 +351,12 @@ class MySql:
         """See `Database`."""
         return f"PRIMARY KEY ({columns})"
 
-    def rename_table(self, cursor: Any, old: str, new: str) -> list[str]:  # noqa: ARG002 - nothing is asked
+    def rename_table(self, cursor: Any, old: str, new: str) -> list[str]:
         """See `Database`."""
+        if old.lower() == new.lower():
+            cursor.execute("SELECT @@lower_case_table_names")
+            if cursor.fetchone()[0]:
+                return []  # to this server both are one name
         return [
             self.namespace(new),
             f"RENAME TABLE {self.quoted_table(old)} TO {self.quoted_table(new)}",

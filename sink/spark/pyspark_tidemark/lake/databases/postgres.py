@@ -67,6 +67,8 @@ class Postgres:
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
     format = "postgresql"
     table_options = ""
+    name_type = "varchar(200)"
+    document_type = "text"
 
     def __init__(self, uri: SinkUri) -> None:
         self._settings: dict[str, Any] = {
@@ -120,6 +122,11 @@ class Postgres:
         """
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
         return bool(cursor.fetchone()[0])
+
+    def retype(self, cursor: Any, table: str, columns: Mapping[str, str]) -> list[str]:
+        """See `Database`: they always had these types."""
+        del cursor, table, columns
+        return []
 
     def namespace(self, name: str) -> str:
         """See `Database`."""

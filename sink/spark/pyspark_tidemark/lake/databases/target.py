@@ -70,12 +70,8 @@ class DatabaseTarget:
         check_held(table, self._mode, self._database.format)
         with self._transaction() as cursor:
             fence = manifest.read_row(cursor, self._app, table.name)
-            if fence is None and columns_of(cursor, table.name):
-                raise SourceError(
-                    "ErrTargetForeign",
-                    f"the table {table.name} is there, but not by this changefeed; choose another "
-                    "--target",
-                )
+            if fence is None:
+                self._check_free(cursor, table.name)
         return None if fence is None or fence.end_ts == manifest.NOT_YET else fence.end_ts
 
     def check_continues(self, table: TableMeta, shown: Shown) -> None:
@@ -121,16 +117,20 @@ class DatabaseTarget:
         table = changes.table
         # The row comes first: a table without one counts as somebody else's (`position`). And MySQL
         # cannot make the table in the transaction that fills it, so a crash may leave it empty.
-        with self._creating, self._transaction() as cursor:
-            is_noted = manifest.read_row(cursor, self._app, table.name) is not None
-            if not is_noted:
-                manifest.insert_row(cursor, self._app, table.name, self._identified_schema(table))
-        with self._creating, self._transaction() as cursor:
-            cursor.execute(self._database.namespace(table.name))
-            if is_noted:
-                # What a crash has left: empty, or of the types before `replace`.
-                cursor.execute(self._drop_statement(table.name))
-            cursor.execute(self._create_statement(table))
+        with self._creating:
+            with self._transaction() as cursor:
+                is_noted = manifest.read_row(cursor, self._app, table.name) is not None
+                if not is_noted:
+                    # Again: one of a name that differs in case only may have been made meanwhile.
+                    self._check_free(cursor, table.name)
+                    schema = self._identified_schema(table)
+                    manifest.insert_row(cursor, self._app, table.name, schema)
+            with self._transaction() as cursor:
+                cursor.execute(self._database.namespace(table.name))
+                if is_noted:
+                    # What a crash has left: empty, or of the types before `replace`.
+                    cursor.execute(self._drop_statement(table.name))
+                cursor.execute(self._create_statement(table))
         return self.apply(changes)
 
     def apply(self, changes: Changes) -> Applied:
@@ -269,6 +269,23 @@ class DatabaseTarget:
 
     def close(self) -> None:
         """Do nothing: no work goes on beside the cuts."""
+
+    def _check_free(self, cursor: Any, name: str) -> None:
+        """Check that the database has no table of that name.
+
+        Raises:
+            SourceError: ErrTargetForeign.
+        """
+        if not columns_of(cursor, name):
+            return
+        other = manifest.same_but_for_case(cursor, self._app, name)
+        raise SourceError(
+            "ErrTargetForeign",
+            f"the table {name} is there, but not by this changefeed; choose another --target"
+            if other is None
+            else f"the database takes the names {other} and {name} for one: give one of them another "
+            "name there (--route), or another target",
+        )
 
     def _drop_statement(self, name: str) -> str:
         return f"DROP TABLE IF EXISTS {self._database.quoted_table(name)}"
