@@ -378,6 +378,25 @@ def test_tables_of_ours_that_an_earlier_version_made_get_the_columns_of_today(ma
     }
 
 
+def test_deleted_rows_that_another_key_cannot_hold_make_room_for_it(database):
+    """They repeat it, or have a null in it: the changefeed stopped for good."""
+    feed, ids = EvolvingFeed(), {"id": pa.int64()}
+    for name, columns in (("bank.t", ids), ("bank.u", {})):
+        feed.create(0, name, **ids, v=pa.string())
+        values = ["a", "A", "b", "b", None, "c"]
+        feed.put(10, name, *({"id": number, "v": v} for number, v in enumerate(values, 1)))
+        for number, ts in ((3, 11), (4, 12), (5, 13), (2, 14), (6, 16)):
+            feed.delete(ts, name, number)
+        feed.put(17, name, {"id": 7, "v": "A"})
+        feed.alter(20, name, "ALTER TABLE …", v=pa.string(), **columns)
+        feed.put(30, name, {"v": "c"} | dict.fromkeys(columns, 9))
+    keep(feed, database, "soft-delete", (18, 20, 30))
+    found = {row["v"]: (row["id"], bool(row["is_deleted"])) for row in rows(database, "bank.t")}
+    assert found == {"a": (1, False), "A": (7, False), "b": (4, True), "c": (9, False)}
+    others = sorted((row["v"], bool(row["is_deleted"])) for row in rows(database, "bank.u"))
+    assert others == [("A", False), ("a", False), ("b", True), ("c", False)]
+
+
 def test_keys_that_differ_in_blanks_or_case_only_are_rows_of_their_own(database):
     feed, name = EvolvingFeed(), "bank.words"
     feed.create(0, name, k=pa.string(), v=pa.int64())

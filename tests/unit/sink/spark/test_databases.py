@@ -12,6 +12,7 @@ from pyspark_tidemark.sink_uri import SinkUri
     ("number", "code", "retryable"),
     [
         (ER.BAD_FIELD_ERROR, "ErrTargetRefused", False),
+        (ER.INVALID_USE_OF_NULL, "ErrTargetRefused", False),
         (ER.TABLE_EXISTS_ERROR, "ErrTargetRefused", False),
         (ER.TOO_LONG_KEY, "ErrTargetRefused", False),
         (ER.TOO_BIG_ROWSIZE, "ErrTargetRefused", False),

@@ -101,6 +101,12 @@ class Database(Protocol):
         """
         ...
 
+    def free_key(self, cursor: Any, table: str, key: Sequence[str]) -> None:
+        """Delete those marked rows (`lake.soft_delete`) that cannot be in a table with this primary
+        key: with a null in it, or with the values of a row that is not marked, or of a marked one
+        that is newer.
+        """
+
     def replace_key(self, cursor: Any, table: str, key: "TableKey") -> list[str]:
         """The statements that give a table another key."""
 

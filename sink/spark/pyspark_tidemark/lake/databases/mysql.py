@@ -12,17 +12,19 @@ from pymysql.constants import CR, ER
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import DELETE
-from pyspark_tidemark.lake.columns import quoted
+from pyspark_tidemark.lake.columns import free_name, quoted
 from pyspark_tidemark.lake.databases.database import (
     KEY_INDEX,
     STAGED,
     TableKey,
+    columns_of,
     key_of,
     password,
 )
 from pyspark_tidemark.lake.databases.mysql_login import GuardedConnection
 from pyspark_tidemark.lake.databases.text import as_values
 from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.soft_delete import IS_DELETED
 from pyspark_tidemark.redaction import mysql_error
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -54,6 +56,7 @@ _DISK_FULL = (ER.DISK_FULL, ER.RECORD_FILE_FULL)
 _DENIED = (ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR)
 _REFUSED = (
     ER.BAD_NULL_ERROR,
+    ER.INVALID_USE_OF_NULL,
     ER.TABLE_EXISTS_ERROR,
     ER.BAD_TABLE_ERROR,
     ER.BAD_FIELD_ERROR,
@@ -301,6 +304,25 @@ class MySql:
         if not set(key_of(cursor, table)) & set(dropped):
             return []
         return [f"ALTER TABLE {self.quoted_table(table)} DROP PRIMARY KEY"]
+
+    def free_key(self, cursor: Any, table: str, key: Sequence[str]) -> None:
+        """See `Database`."""
+        # Rows have nothing to be named by, as the former key may be gone: those that stay are kept
+        # beside, and come back. Bytes are compared: a text's own collation may take two for one.
+        name, kept = self.quoted_table(table), f"{STAGED}_kept"
+        columns = ", ".join(map(quoted, columns_of(cursor, table)))
+        keys = ", ".join(f"CAST({quoted(each)} AS BINARY)" for each in key)
+        whole = " AND ".join(f"{quoted(each)} IS NOT NULL" for each in key)
+        newest = f"PARTITION BY {keys} ORDER BY {IS_DELETED}, _commit_ts DESC"
+        place = free_name("_place", columns_of(cursor, table))
+        cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {kept}")
+        cursor.execute(
+            f"CREATE TEMPORARY TABLE {kept} SELECT {columns} FROM (SELECT t.*, row_number() OVER "  # noqa: S608 - quoted
+            f"({newest}) AS {place} FROM {name} t) r WHERE {IS_DELETED} AND {place} = 1 AND {whole}"
+        )
+        cursor.execute(f"DELETE FROM {name} WHERE {IS_DELETED}")  # noqa: S608 - quoted
+        cursor.execute(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {kept}")  # noqa: S608 - quoted
+        cursor.execute(f"DROP TEMPORARY TABLE {kept}")
 
     def replace_key(self, cursor: Any, table: str, key: TableKey) -> list[str]:
         """See `Database`; one statement."""

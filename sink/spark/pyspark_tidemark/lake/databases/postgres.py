@@ -20,6 +20,7 @@ from pyspark_tidemark.lake.databases.database import (
 )
 from pyspark_tidemark.lake.databases.text import as_csv, as_quoted
 from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.soft_delete import IS_DELETED
 from pyspark_tidemark.redaction import postgres_error
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -217,6 +218,17 @@ class Postgres:
         """See `Database`: PostgreSQL drops a key with a column of it."""
         del cursor, table, dropped
         return []
+
+    def free_key(self, cursor: Any, table: str, key: Sequence[str]) -> None:
+        """See `Database`."""
+        name, keys = self.quoted_table(table), ", ".join(map(self.quoted, key))
+        null = " OR ".join(f"{self.quoted(each)} IS NULL" for each in key)
+        newest = f"PARTITION BY {keys} ORDER BY {IS_DELETED}, _commit_ts DESC"
+        cursor.execute(
+            f"DELETE FROM {name} WHERE ctid IN (SELECT ctid FROM (SELECT ctid, {IS_DELETED}, "  # noqa: S608 - quoted
+            f"({null}) AS has_null, row_number() OVER ({newest}) AS place FROM {name}) r "
+            f"WHERE {IS_DELETED} AND (has_null OR place > 1))"
+        )
 
     def replace_key(self, cursor: Any, table: str, key: TableKey) -> list[str]:
         """See `Database`; in the transaction of the cursor."""

@@ -187,6 +187,9 @@ class DatabaseTarget:
         if self._mode == APPEND:
             return
         with self._transaction(table.name) as cursor:
+            if self._mode == SOFT_DELETE:
+                # Rows of former times: no primary key held them to be unlike each other.
+                self._database.free_key(cursor, table.name, lake_key(table, self._mode))
             for statement in self._database.replace_key(cursor, table.name, self._table_key(table)):
                 cursor.execute(statement)
 
