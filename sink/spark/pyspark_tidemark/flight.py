@@ -121,6 +121,8 @@ class ChangefeedMeta:
     """Ranges `(start_ts, end_ts]` that an operator chose not to deliver, ascending."""
     state: str = ""
     """`normal`, `warning`, `stopped`, `failed` or `finished`."""
+    start_ts: int | None = None
+    """Where the changefeed began; None: the captures do not say."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +208,7 @@ class Changefeed:
             answer.get("target_ts"),
             skipped,
             answer.get("state", ""),
+            answer.get("start_ts"),
         )
 
     def latest(

@@ -209,7 +209,7 @@ def test_a_topic_that_is_empty_again_stops_a_job_with_a_checkpoint(
     admin.close()
     with KafkaManifest.opened(spark, uri, "bank") as manifest:
         assert manifest.last is None
-        with pytest.raises(SourceError, match=r"ErrCutGap.*the lake is gone"):
+        with pytest.raises(SourceError, match=r"ErrCutGap.*retention"):
             applier(changefeed, manifest).apply(Cut(1, 10, 30))
 
 

@@ -98,7 +98,8 @@ class Barrier:
 
     def cross(self, ts: int, *, first: bool) -> BarrierResult:
         """Apply the DDLs at `ts`, if there are any; before a lake's `first` cut none is, since its
-        tables are made with the schema that they have above `ts`.
+        tables are made with the schema that they have above `ts`. A topic may be empty because its
+        messages have expired: it gets them, unless the changefeed begins there.
 
         Raises:
             SourceError: ErrSchemaChanged (by policy), ErrSchemaIncompatible, ErrRenameUnsupported.
@@ -107,6 +108,8 @@ class Barrier:
         self._known = Known(ts, now.tables)
         self._check_shards(now)
         ddls = [ddl for ddl in now.ddls if ddl.ts == ts]
+        if isinstance(self._target, StatementTarget) and now.start_ts is not None:
+            first = first and ts <= now.start_ts
         if first or not ddls:
             return BarrierResult(now.tables)
         crossing = _Crossing.of(ts, ddls, merged(self._changefeed.describe(ts - 1)), now)

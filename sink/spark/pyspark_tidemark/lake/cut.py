@@ -43,7 +43,14 @@ from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.shards import merged, owners
 from pyspark_tidemark.lake.soft_delete import MarkedTables
-from pyspark_tidemark.lake.target import Target, TaskTarget, VersionedTarget, path_part, removed
+from pyspark_tidemark.lake.target import (
+    StatementTarget,
+    Target,
+    TaskTarget,
+    VersionedTarget,
+    path_part,
+    removed,
+)
 from pyspark_tidemark.options import LOGICAL_BITS
 
 _logger = logging.getLogger(__name__)
@@ -245,8 +252,16 @@ class CutApplier:
         self._span.end(None if error is None else named(error))
         self._span, self._changefeed.traceparent = tracing.NO_SPAN, ""
 
-    @staticmethod
-    def _start_ts(cut: Cut, last: CutRecord | None) -> int:
+    def _start_ts(self, cut: Cut, last: CutRecord | None) -> int:
+        if last is None and cut.batch > 0 and isinstance(self._target, StatementTarget):
+            raise SourceError(
+                "ErrCutGap",
+                "the topic is empty, but Spark's checkpoint is that of a job which wrote to it: the "
+                "topic's retention (retention.ms, retention.bytes) has removed all messages while the "
+                "changefeed stood still, or the topic was made anew. Remove the job's checkpoint "
+                "directory (--checkpoint-dir), then start the job again: it goes on at the "
+                "changefeed's checkpoint, and no change or statement after that is missing",
+            )
         if last is None and cut.batch > 0:
             raise SourceError(
                 "ErrCutGap",

@@ -295,6 +295,27 @@ def test_the_first_cut_of_a_lake_follows_no_ddl():
     assert not target.statements
 
 
+@pytest.mark.parametrize(("start_ts", "statements"), [(10, 0), (5, 1), (None, 0)])
+def test_a_topic_that_is_empty_again_gets_the_ddl_where_it_goes_on(start_ts, statements):
+    """Its messages had expired: the statement at the changefeed's checkpoint was left out."""
+    feed, target = two_tables(Begun(start_ts))
+    target.tables.clear()
+    feed.drop(10, "s.a")
+    result = cross(feed, target, 10, first=True)
+    assert (len(target.statements), {*result.tables}) == (statements, {"s.b"})
+
+
+class Begun(EvolvingFeed):
+    """Says where it began."""
+
+    def __init__(self, start_ts):
+        super().__init__()
+        self.start_ts = start_ts
+
+    def describe(self, ts=None, *, known=None):
+        return dataclasses.replace(super().describe(ts, known=known), start_ts=self.start_ts)
+
+
 def test_a_ts_without_a_ddl_is_crossed_without_a_look_at_the_target():
     feed, _ = two_tables()
     feed.drop(20, "s.a")

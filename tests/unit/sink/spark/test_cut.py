@@ -143,6 +143,16 @@ def test_a_checkpoint_without_its_lake_is_refused(manifest):
         applier(Feed({}), Lake(), manifest).apply(Cut(4, 10, 20))
 
 
+class EmptyTopic(Lake):
+    def write_statement(self, ddl, before, now):
+        raise AssertionError
+
+
+def test_a_topic_whose_messages_have_expired_is_told_as_such(manifest):
+    with pytest.raises(SourceError, match=r"ErrCutGap.*retention.*--checkpoint-dir"):
+        applier(Feed({}), EmptyTopic(), manifest).apply(Cut(4, 10, 20))
+
+
 def test_a_cut_beyond_the_end_of_the_lake_is_refused(manifest):
     cuts = applier(Feed({}), Lake(), manifest)
     cuts.apply(Cut(0, 0, 10))
