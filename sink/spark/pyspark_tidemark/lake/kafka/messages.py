@@ -79,6 +79,14 @@ class Marker:
         cut = json.loads(self.cut.to_json())
         return json.dumps({"format": _FORMAT, "cut": cut, "messages": list(self.messages)})
 
+    def within(self, most_bytes: int) -> "Marker":
+        """This marker, or one that does not name the tables if its document would be larger."""
+        if len(self.to_json()) <= most_bytes:
+            return self
+        # Whoever goes on with the topic needs the ends of the cut, its mode and what was skipped.
+        cut = dataclasses.replace(self.cut, tables=(), dropped=(), renamed=())
+        return dataclasses.replace(self, cut=cut)
+
     @classmethod
     def from_json(cls, text: str) -> "Marker":
         """Read a document.

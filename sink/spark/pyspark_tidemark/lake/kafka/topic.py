@@ -37,6 +37,8 @@ _FOREIGN_MAX: Final = 1000
 """How many messages of other producers may follow the newest marker."""
 _DECIDED_WAIT_S, _DECIDED_STEP_S = 60.0, 0.1
 _POLL_MS: Final = 1000
+_MARKER_BYTES_MAX: Final = 256 << 10
+"""The size of a marker's document that names the tables of its cut, in each partition."""
 _OVERHEAD_BYTES: Final = 256
 """The size of a message without its key and its value, at most."""
 
@@ -140,7 +142,10 @@ class Topic:
                 whether it is committed will be known to the next job.
         """
         assert self._sender is not None
-        document = Marker(record, tuple(self._counts)).to_json().encode()
+        most_bytes = min(
+            _MARKER_BYTES_MAX, self.max_message_bytes - len(MARKER_KEY) - len(watermark or b"")
+        )
+        document = Marker(record, tuple(self._counts)).within(most_bytes).to_json().encode()
         with kafka_errors(self._uri):
             try:
                 for partition in range(self.partitions):
