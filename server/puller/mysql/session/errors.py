@@ -33,6 +33,14 @@ class BarrierInterruptedError(UnavailableError):
     code = "ErrMySQLUnavailable"
 
 
+class TransactionInterruptedError(UnavailableError):
+    """The connection broke within a large transaction of which rows were given already: only a run
+    that begins at the checkpoint, with an empty sorter, drops them.
+    """
+
+    code = "ErrMySQLUnavailable"
+
+
 class MySqlLoginError(InvalidError):
     """The server refuses the login: user, password, TLS or privileges."""
 

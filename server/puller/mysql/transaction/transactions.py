@@ -7,7 +7,9 @@ Invariants:
 2. An exception to 1: of a transaction larger than `HELD_BYTES` the rows are given as they come,
    since its commit_ts is known from its first event. If the server dies within it, or ROLLBACK TO
    SAVEPOINT undoes rows that were given, TornTransactionError says so, and the next attempt, which
-   knows (`torn`), leaves it, or those rows, out.
+   knows (`torn`), leaves it, or those rows, out. If only the connection breaks within it,
+   TransactionInterruptedError says so, and the next attempt reads it as if it were new: another
+   server may not have it, and its parts would end at other places.
 3. Every transaction moves the position, whatever is in it.
 4. What is held of transactions that have not ended is in memory up to the changefeed's share
    (`OpenTransactions`), on disk beyond it; the rows of a large one come from there part by part.
@@ -23,7 +25,11 @@ import numpy.typing as npt
 from server.puller.mysql.ddl.statement import Kind, Statement, dialect_of, of_session, statement_of
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.log.position import LogPosition, TimeLimits, Times
-from server.puller.mysql.session.errors import LogDamagedError, TornTransactionError
+from server.puller.mysql.session.errors import (
+    LogDamagedError,
+    TornTransactionError,
+    TransactionInterruptedError,
+)
 from server.puller.mysql.transaction.commits import (
     GTIDS,
     Commits,
@@ -180,7 +186,15 @@ class Transactions:
 
         `fold_case`: the server keeps names of tables in lower case. `same_server`: `position` is a
         place of its log.
+
+        Raises:
+            TransactionInterruptedError: rows of the open transaction were given.
         """
+        if self._open is not None and self._open.given:
+            raise TransactionInterruptedError(
+                f"the connection broke within the large transaction {self._open.gtid}; the log is "
+                "read again from the checkpoint"
+            )
         self._forget_open()
         if not same_server:
             self.position.forget_place()
