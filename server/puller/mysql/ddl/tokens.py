@@ -126,6 +126,13 @@ class Dialect:
         return "MAXDB_SCHEMA" if self.sql_mode & MAXDB else ""
 
     @property
+    def keeps_references(self) -> bool:
+        """Whether REFERENCES in a column's definition is a foreign key: older servers read it and
+        forget it.
+        """
+        return not self.version or self.version >= (100500 if self.mariadb else 90000)
+
+    @property
     def pads_char(self) -> bool:
         """Whether values of CHAR are read with blanks up to their length."""
         return bool(self.sql_mode & _PAD_CHAR)

@@ -314,7 +314,8 @@ class ColumnReader(TypeReader, KeyReader):
         return replace(column, row_period=True)
 
     def _references(self, column: ColumnDef) -> ColumnDef:
-        return _with_key(column, Key("foreign", changes_rows=self.references()))
+        key = Key("foreign", changes_rows=self.references())
+        return _with_key(column, key) if self.dialect.keeps_references else column
 
     def _constraint(self, column: ColumnDef) -> ColumnDef:
         """CHECK, perhaps with a name."""

@@ -52,7 +52,7 @@ _STORED: Final = frozenset(
         r"\w+",
         """
         VIEW TRIGGER PROCEDURE FUNCTION EVENT PACKAGE USER ROLE SERVER SEQUENCE TABLESPACE LOGFILE RESOURCE
-        SPATIAL UNDO LIBRARY
+        UNDO LIBRARY
         """,
     )
 )
@@ -187,7 +187,7 @@ class StatementReader(TableChangeReader):
         replace = self.skip("OR", "REPLACE")
         if replace and self.skip("SEQUENCE"):
             return self._replaced_by_sequence()
-        if self._sees_any("DEFINER", "ALGORITHM", "SQL", "AGGREGATE") or self._sees_any(*_STORED):
+        if self._sees_any("DEFINER", "ALGORITHM", "SQL", "AGGREGATE") or self._sees_stored():
             return self._stored()
         if self.skip_any("DATABASE", "SCHEMA"):
             return self._replaced_schema() if replace else self._schema_options()
@@ -228,7 +228,7 @@ class StatementReader(TableChangeReader):
         """CREATE, ALTER or DROP of what is no table: definer and options,
         then the kind of object.
         """
-        while not self._sees_any(*_STORED):
+        while not self._sees_stored():
             option = self.skip_any("DEFINER", "ALGORITHM", "SQL", "AGGREGATE")
             if option in ("DEFINER", "ALGORITHM"):
                 self.expect("=")
@@ -244,6 +244,10 @@ class StatementReader(TableChangeReader):
         elif what == "spatial":
             self.expect("REFERENCE", "SYSTEM")
         return self._rest(what)
+
+    def _sees_stored(self) -> bool:
+        # SPATIAL alone is of an index
+        return self._sees_any(*_STORED) or self.sees("SPATIAL", "REFERENCE")
 
     def _account(self) -> None:
         """`'u'@'h'`, `CURRENT_USER()`, or one word."""

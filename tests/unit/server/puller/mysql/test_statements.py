@@ -105,7 +105,7 @@ def test_a_statement_that_is_about_other_tables_in_another_mode_is_not_understoo
 @pytest.mark.parametrize(
     ("column", "bit", "maria", "mysql"),
     [
-        # MariaDB: EMPTY_STRING_IS_NULL; MySQL: TIME_TRUNCATE_FRACTIONAL
+        # EMPTY_STRING_IS_NULL of a MariaDB is the bit of a MySQL's TIME_TRUNCATE_FRACTIONAL
         ("VARCHAR(5) DEFAULT ''", 32, ("varchar", ""), ("varchar", "string")),
         ("VARCHAR(5) DEFAULT ('')", 32, ("varchar", ""), ("varchar", "string")),
         ("DATE", 9, ("datetime", ""), ("date", "")),  # ORACLE: to a MySQL 5.7 no type is another
@@ -130,6 +130,38 @@ def test_a_bit_of_sql_mode_means_what_it_does_on_the_server_that_has_it(
         sort = "" if default is None or default.sort == "null" else default.sort
         seen.append((definition.type.base, sort))
     assert seen == [maria, mysql]
+
+
+@pytest.mark.parametrize("kind", ["", "UNIQUE ", "FULLTEXT ", "SPATIAL ", "VECTOR "])
+def test_an_index_of_any_kind_is_one_of_its_table(kind: str) -> None:
+    for query in (f"CREATE {kind}INDEX i ON t (g)", f"CREATE OR REPLACE {kind}INDEX i ON t (g)"):
+        statement = read(query)
+        assert isinstance(statement.tree, AlterTable), statement.reason
+        assert statement.tree.name == ("db", "t")
+    for verb in ("CREATE", "CREATE OR REPLACE", "DROP"):
+        assert read(f"{verb} SPATIAL REFERENCE SYSTEM 4120").kind is Kind.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("dialect", "keys"),
+    [
+        (Dialect(version=101119), ["foreign"]),
+        (Dialect(version=100434), []),
+        (Dialect(mariadb=False, version=80046), []),
+        (Dialect(mariadb=False, version=90000), ["foreign"]),
+        (Dialect(mariadb=False), ["foreign"]),
+    ],
+)
+def test_references_of_a_column_is_a_foreign_key_where_the_server_keeps_it(
+    dialect: Dialect, keys: list[str]
+) -> None:
+    tree = read("CREATE TABLE t (r INT REFERENCES u (id) ON DELETE CASCADE)", dialect).tree
+    assert isinstance(tree, CreateTable)
+    assert [key.kind for key in tree.columns[0].keys] == keys
+    whole = "CREATE TABLE t (r INT, FOREIGN KEY (r) REFERENCES u (id) ON DELETE CASCADE)"
+    tree = read(whole, dialect).tree
+    assert isinstance(tree, CreateTable)
+    assert [key.kind for key in tree.keys] == ["foreign"]
 
 
 def test_executable_comments_run_where_the_server_runs_them() -> None:
