@@ -215,7 +215,7 @@ class _Moves:
         elif action.verb is Verb.DROPPED:
             self._drop(name)
         elif action.verb is Verb.RENAMED and action.to is not None:
-            self._rename(name, action.to)
+            self._rename(name, action.to, if_exists=action.if_exists)
         elif action.verb is Verb.TRUNCATED:
             if name in now:
                 self._effect.truncated.append(name)
@@ -266,7 +266,12 @@ class _Moves:
                 self._effect.dropped.append(name)
         self._hidden.pop(name, None)
 
-    def _rename(self, old: TableName, new: TableName) -> None:
+    def _rename(self, old: TableName, new: TableName, *, if_exists: bool) -> None:
+        is_known = old in self._now or old in self._hidden
+        if if_exists and new in self._now and not is_known:
+            # The new name was taken, so the old one was missing. Or the table was renamed between
+            # the start and the look at the server's tables: then a dump reads what it held.
+            return
         table_id = self._now.pop(old, None)
         self._effect.touched.pop(old, None)
         if table_id is None:

@@ -68,6 +68,8 @@ class Action:
     name: TableName
     to: TableName | None = None
     """The new name of what is renamed."""
+    if_exists: bool = False
+    """The statement does nothing where the table is missing."""
 
 
 class Kind(enum.Enum):
@@ -267,7 +269,7 @@ def _actions(tree: Tree) -> Iterator[Action]:
     elif isinstance(tree, DropTables) and not tree.temporary:
         yield from (Action(Verb.DROPPED, name) for name in tree.names)
     elif isinstance(tree, RenameTables):
-        yield from (Action(Verb.RENAMED, old, new) for old, new in tree.pairs)
+        yield from (Action(Verb.RENAMED, old, new, tree.if_exists) for old, new in tree.pairs)
     elif isinstance(tree, TruncateTable):
         yield Action(Verb.TRUNCATED, tree.name)
     elif isinstance(tree, DropSchema):

@@ -287,6 +287,7 @@ class RenameTables:
     """RENAME TABLE."""
 
     pairs: tuple[tuple[TableName, TableName], ...]
+    if_exists: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -391,8 +391,8 @@ class StatementReader(TableChangeReader):
             return self._rest("rename user")
         if not self.skip_any("TABLE", "TABLES"):
             raise NotUnderstoodError("RENAME of something else than tables")
-        self.if_exists()
-        return RenameTables(self.listed(self._pair))
+        exists = self.if_exists()
+        return RenameTables(self.listed(self._pair), exists)
 
     def _pair(self) -> tuple[TableName, TableName]:
         old = self.table_name()
