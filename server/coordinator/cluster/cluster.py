@@ -28,6 +28,7 @@ from server.coordinator.leadership.leadership import FencedMetadata
 from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Get, Meta, Op, Put
 from storage.model.errors import CorruptError
+from storage.tasks import Changes
 
 _U64 = struct.Struct(">Q")
 _ID_WINDOW = 1000
@@ -79,6 +80,8 @@ class Cluster:
         self.bootstrapped = False
         self._metadata = metadata
         self._keys = keys
+        # To their end, though callers give up: memory must know what the metadata has.
+        self._changes = Changes()
         self._next_id = 1
         self._ids = DurableLimit(metadata, keys.path("alloc_id"))
         self._allocating = asyncio.Lock()
@@ -91,8 +94,16 @@ class Cluster:
         Raises:
             CorruptError: a record cannot be read.
         """
+        await self._load_bootstrapped()
+        await self._ids.load()
+        # Ids below the saved limit may have been handed out before the restart; all of them are
+        # skipped.
+        self._next_id = self._ids.value + 1
+
+    async def _load_bootstrapped(self) -> None:
+        """Read what is there since a bootstrap."""
         metadata = self._metadata
-        self.bootstrapped = await metadata.get(self._keys.path("raft")) is not None
+        bootstrapped = await metadata.get(self._keys.path("raft")) is not None
         try:
             for pair in await metadata.get_prefix(self._keys.path("raft/s/")):
                 store = metapb_pb2.Store.FromString(pair.value)
@@ -103,10 +114,8 @@ class Cluster:
             raise CorruptError(
                 f"a stored store or region cannot be read: {err}; restore the metadata"
             ) from err
-        await self._ids.load()
-        # Ids below the saved limit may have been handed out before the restart; all of them are
-        # skipped.
-        self._next_id = self._ids.value + 1
+        # Last: what is read while others ask is whole before they hear of it.
+        self.bootstrapped = bootstrapped
 
     async def run(self) -> None:
         """Write regions behind their reports, until cancelled."""
@@ -139,6 +148,11 @@ class Cluster:
 
     async def bootstrap(self, store: metapb_pb2.Store, region: metapb_pb2.Region) -> bool:
         """Start the cluster; returns False if it was started before."""
+        return await self._changes.make(lambda: self._bootstrap(store, region))
+
+    async def _bootstrap(self, store: metapb_pb2.Store, region: metapb_pb2.Region) -> bool:
+        if self.bootstrapped:
+            return False
         made = metapb_pb2.Cluster(id=self.id, max_peer_count=3)
         root = self._keys.path("raft")
         # One transaction for cluster, store and region: half a bootstrap could neither be used nor
@@ -155,12 +169,24 @@ class Cluster:
             self.bootstrapped = True
             self.stores[store.id] = store
             self.regions.report(region, metapb_pb2.Peer())
+        else:
+            # An earlier write of ours, whose answer was lost: memory does not have it yet.
+            await self._load_bootstrapped()
         return result.succeeded
 
     async def put_store(self, store: metapb_pb2.Store) -> None:
-        """Register a store or what changed of it; durable when it returns."""
-        # Durable before it is seen in memory: a store must not be told of a registration that a new
-        # leader does not know.
+        """Register a store or what changed of it; durable when it returns.
+
+        Raises:
+            RefusedError: it may not register.
+        """
+        await self._changes.make(lambda: self._put_store(store))
+
+    async def _put_store(self, given: metapb_pb2.Store) -> None:
+        # Checked against the stores and written without another registration in between: addresses
+        # must stay unique. Durable before it is seen in memory: a store must not be told of a
+        # registration that a new leader does not know.
+        store = registered(given, self.stores)
         await self._metadata.txn((), [Put(self._keys.store(store.id), store.SerializeToString())])
         self.stores[store.id] = store
 
@@ -215,7 +241,6 @@ class ClusterService:
     def __init__(self, headers: Headers, cluster: Cluster) -> None:
         self._headers = headers
         self._cluster = cluster
-        self._registering = asyncio.Lock()
 
     def calls(self) -> Mapping[str, Any]:
         """The handlers by the names of their RPCs."""
@@ -273,10 +298,7 @@ class ClusterService:
 
     async def PutStore(self, request: pdpb_pb2.PutStoreRequest) -> pdpb_pb2.PutStoreResponse:
         """Register a store, or what changed of it; durable when it returns."""
-        # Checked against the stores and written without another registration in between: addresses
-        # must stay unique.
-        async with self._registering:
-            await self._cluster.put_store(registered(request.store, self._cluster.stores))
+        await self._cluster.put_store(request.store)
         return pdpb_pb2.PutStoreResponse()
 
     async def StoreHeartbeat(

@@ -8,7 +8,6 @@ is answered. Source: PD pkg/schedule/labeler/rules.go, pkg/schedule/placement/ru
 refused, and in which words).
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from server.routes import Request
 from storage.client_json import read_json
 from storage.meta.meta import Delete, KeyValue, Op, Put
 from storage.model.errors import InvalidError
+from storage.tasks import Changes
 
 Document = dict[str, Any]
 
@@ -50,7 +50,7 @@ class RuleStore:
     def __init__(self, metadata: FencedMetadata, keys: ClusterKeys) -> None:
         self._metadata = metadata
         self._keys = keys
-        self._changing = asyncio.Lock()
+        self._changes = Changes()
         self.labels: dict[str, Document] = {}
         """Region label rules by id."""
         self.groups: dict[str, Document] = {}
@@ -76,18 +76,15 @@ class RuleStore:
         changed = {rule_id: None for rule_id in deletes if rule_id in self.labels} | {
             rule["id"]: rule for rule in sets
         }
-        async with self._changing:
-            await self._write(self.labels, changed, lambda rule_id: f"region_label/{rule_id}")
+        await self._change(self.labels, changed, lambda rule_id: f"region_label/{rule_id}")
 
     async def change_groups(self, changed: Mapping[str, Document | None]) -> None:
         """Set groups, or remove (None) them; durable when it returns."""
-        async with self._changing:
-            await self._write(self.groups, changed, lambda group_id: f"rule_group/{group_id}")
+        await self._change(self.groups, changed, lambda group_id: f"rule_group/{group_id}")
 
     async def change_placement(self, changed: Mapping[tuple[str, str], Document | None]) -> None:
         """Set placement rules, or remove (None) them; durable when it returns."""
-        async with self._changing:
-            await self._write(self.placement, changed, _rule_tail)
+        await self._change(self.placement, changed, _rule_tail)
 
     def of_group(self, group_id: str) -> list[Document]:
         """The placement rules of a group, in PD's order."""
@@ -99,6 +96,14 @@ class RuleStore:
         """Placement rules by group, index and id; without an argument all of them."""
         chosen = self.placement.values() if rules is None else rules
         return sorted(chosen, key=lambda rule: (rule["group_id"], rule.get("index", 0), rule["id"]))
+
+    async def _change(
+        self,
+        rules: dict[Any, Document],
+        changed: Mapping[Any, Document | None],
+        tail: Callable[[Any], str],
+    ) -> None:
+        await self._changes.make(lambda: self._write(rules, changed, tail))
 
     async def _write(
         self,
