@@ -14,7 +14,14 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.files import repeating_columns
 from pyspark_tidemark.lake.parquet import target as changelog
-from pyspark_tidemark.lake.parquet.target import CUT, ChangelogTarget, timestamps
+from pyspark_tidemark.lake.parquet.target import (
+    CUT,
+    ChangelogTarget,
+    ParquetConnector,
+    timestamps,
+)
+from pyspark_tidemark.lake.target import StoredTable
+from pyspark_tidemark.sink_uri import SinkUri
 
 SCHEMA = pa.schema([("_op", pa.string()), ("id", pa.int64()), ("text", pa.string())])
 
@@ -66,6 +73,15 @@ def test_a_directory_of_somebody_else_among_the_cuts_is_told_by_name(tmp_path):
         assert not told.value.retryable
         strange.rmdir()
     assert target.position(table) is None
+
+
+@pytest.mark.parametrize("cuts", [[], [40, 50]])
+def test_a_later_table_of_the_name_is_not_read_as_the_former_one(tmp_path, cuts):
+    for cut in cuts:
+        (tmp_path / "bank" / "t" / f"{CUT}{cut}").mkdir(parents=True)
+    table = StoredTable(SinkUri.parse(f"parquet://{tmp_path}"), "feed", "bank.t")
+    with pytest.raises(SourceError, match=r"ErrCutExpired.*bank\.t has no cut up to 30"):
+        ParquetConnector().read(None, table, 30)
 
 
 def test_a_file_that_is_cut_off_is_named(tmp_path):

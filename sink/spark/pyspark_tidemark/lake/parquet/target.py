@@ -358,6 +358,12 @@ class ParquetConnector(LakeConnector):
         since = max((ts for ts in marks if ts < version), default=-1)
         cuts = timestamps(names, CUT, table.name)
         chosen = [ts for ts in cuts if since < ts <= version]
+        if not chosen:
+            raise SourceError(
+                "ErrCutExpired",
+                f"{table.name} has no cut up to {version} any more: it was dropped above that; "
+                "choose a later ts",
+            )
         parts = [f"{path}/{CUT}{ts}" for ts in chosen] if marks else [path]
         reader = spark.read.option("basePath", path)
         try:
