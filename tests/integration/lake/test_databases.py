@@ -300,6 +300,26 @@ def test_a_server_that_died_is_told_as_such_and_the_job_may_try_again(changefeed
     keep(changefeed, uri, "upsert", (600, 1000))
 
 
+def test_a_job_whose_lock_is_gone_writes_no_table(database):
+    """It found out at the cut's commit, when all tables were written."""
+    feed = EvolvingFeed()
+    feed.create(0, "bank.t", id=pa.int64())
+    feed.put(10, "bank.t", {"id": 1})
+    feed.put(20, "bank.t", {"id": 2})
+    target = database_of(SinkUri.parse(database))
+    with DatabaseManifest.opened(target, "bank") as opened:
+        cuts = applier(feed, target, opened, "upsert")
+        cuts.apply(Cut(0, 0, 10))
+        if database.startswith("mysql"):
+            execute(database, f"KILL {opened._connection.thread_id()}")
+        else:
+            process = opened._connection.info.backend_pid
+            execute(database, f"SELECT pg_terminate_backend({process}, 60000)")
+        with pytest.raises(SourceError, match="ErrTargetUnavailable"):
+            cuts.apply(Cut(1, 10, 20))
+    assert [row["id"] for row in rows(database, "bank.t")] == [1]
+
+
 def test_a_wrong_password_is_told(mariadb, tmp_path):
     secret = tmp_path / "password"
     secret.write_text("wrong\n")
