@@ -42,6 +42,13 @@ def test_options_are_those_of_ticdc(given, expected):
     )
 
 
+def test_a_cut_may_take_as_long_as_the_uri_says():
+    given = "kafka://k/t?protocol=canal-json"
+    longer = SinkUri.parse(f"{given}&transaction-timeout-ms=3600000")
+    found = [KafkaSettings.parse(dict(uri.options)) for uri in (SinkUri.parse(given), longer)]
+    assert [settings.transaction_timeout_ms for settings in found] == [600_000, 3_600_000]
+
+
 @pytest.mark.parametrize(
     ("given", "advice"),
     [

@@ -17,14 +17,10 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_classes
-from pyspark_tidemark.lake.kafka.settings import KafkaSettings
+from pyspark_tidemark.lake.kafka.settings import TRANSACTION_TIMEOUT_MS, KafkaSettings
 from pyspark_tidemark.sink_uri import SinkUri
 from pyspark_tidemark.uri_secrets import read_secret
 
-TRANSACTION_TIMEOUT_MS: Final = 600_000
-"""After this time the brokers end the transaction of a job that is gone; another job of the topic
-ends it at once.
-"""
 _DELIVERY_TIMEOUT_MS: Final = 180_000
 """How long a cut waits for brokers that are down, before the job ends and is started again."""
 _CALL_TIMEOUT_MS: Final = 60_000
@@ -81,7 +77,7 @@ class Clients:
             self._configuration(
                 {
                     "transactional.id": transactional_id,
-                    "transaction.timeout.ms": str(TRANSACTION_TIMEOUT_MS),
+                    "transaction.timeout.ms": str(self.settings.transaction_timeout_ms),
                     "delivery.timeout.ms": str(_DELIVERY_TIMEOUT_MS),
                     "max.block.ms": str(_CALL_TIMEOUT_MS),
                     "max.request.size": str(self.settings.max_message_bytes),
@@ -213,6 +209,13 @@ def _explained(uri: SinkUri, causes: list[tuple[str, str]]) -> SourceError:
             "ErrMessageTooLarge",
             f"{cause}: raise max.message.bytes of the topic {uri.path}, and max-message-bytes of "
             "the sink URI",
+        )
+    if "InvalidTxnTimeoutException" in names:
+        return SourceError(
+            "ErrTargetUnusable",
+            "the brokers take no transaction as long as transaction-timeout-ms of the sink URI says: "
+            "raise their transaction.max.timeout.ms, or lower it there (left out, it is "
+            f"{TRANSACTION_TIMEOUT_MS})",
         )
     if _is_outage(names) or _is_unresolved(message):
         return SourceError(

@@ -16,6 +16,10 @@ PORT: Final = 9092
 PARTITIONS: Final = 3
 """Of a topic that the job creates, as TiCDC has it."""
 MAX_MESSAGE_BYTES: Final = 10 << 20
+TRANSACTION_TIMEOUT_MS: Final = 600_000
+"""After this time the brokers end the transaction of a cut, also that of a job that is gone, unless
+another job of the topic ends it before.
+"""
 _MECHANISMS: Final = ("plain", "scram-sha-256", "scram-sha-512")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _ADDRESS: Final = re.compile(
@@ -56,6 +60,7 @@ OPTIONS: Final[Mapping[str, Rule]] = {
     "replication-factor": _number,
     "auto-create-topic": _boolean,
     "max-message-bytes": _number,
+    "transaction-timeout-ms": _number,
     "compression": _one_of(("none", "gzip", "snappy", "lz4", "zstd")),
     "enable-tidb-extension": _boolean,
     "debezium-disable-schema": _boolean,
@@ -93,6 +98,7 @@ class KafkaSettings:
     """Of a topic that is created; None: the brokers' default."""
     creates_topic: bool
     max_message_bytes: int
+    transaction_timeout_ms: int
     compression: str
     is_extended: bool
     has_schema: bool
@@ -110,6 +116,9 @@ class KafkaSettings:
             else None,
             creates_topic=options.get("auto-create-topic") != "false",
             max_message_bytes=int(options.get("max-message-bytes", MAX_MESSAGE_BYTES)),
+            transaction_timeout_ms=int(
+                options.get("transaction-timeout-ms", TRANSACTION_TIMEOUT_MS)
+            ),
             compression=options.get("compression", "none"),
             is_extended=options.get("enable-tidb-extension") == "true",
             has_schema=options.get("debezium-disable-schema") != "true",

@@ -187,8 +187,11 @@ class Topic:
             raise
         raise SourceError(
             "ErrTargetUnavailable",
-            "the brokers have ended the transaction of the cut, which was open for too long; the "
-            "cut is written again",
+            "the brokers have ended the transaction of the cut, which was open for longer than "
+            f"{self._clients.settings.transaction_timeout_ms} ms: too long. The cut is written again; "
+            "if that stays, raise transaction-timeout-ms in the sink URI (and "
+            "transaction.max.timeout.ms of the brokers, above 15 minutes), or have smaller cuts by "
+            "--max-rows-per-trigger",
             retryable=True,
         )
 
