@@ -3,7 +3,8 @@ beside the log of its changefeed.
 
 A round reads up to `parallel` chunks, of several tables and of several ranges of one table, under
 one pair of watermarks. At most `ROUNDS_MAX` rounds wait for the log to pass them, so the log sets
-the pace and memory is bounded. Invariants:
+the pace and memory is bounded. If watermarks do not come, a round without chunks follows, and ends
+rounds that lost theirs. Invariants:
 1. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`).
 2. A table that cannot be read stops, with what the server said; the others go on. None is left out
    silently.
@@ -138,6 +139,16 @@ class DumpEngine:
         """Run a round if there is anything to read and the log keeps up; returns whether to look
         for the next one at once.
         """
+        if self._job is not None and self._watermarks.seem_lost():
+            # Only a later high watermark ends a round that lost its own, and has its chunks read
+            # again. Nothing else would write one: everything waits for the rounds before.
+            _log.warning(
+                "watermarks late or lost",
+                changefeed=self._changefeed,
+                rounds=self._listener.rounds,
+            )
+            await self._round(self._job, ())
+            return True
         job = await self._follow_job(await self._current_job())
         if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
             return False

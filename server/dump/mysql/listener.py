@@ -64,6 +64,7 @@ class DumpListener:
         self._lock = threading.Lock()
         self._windows = Windows()
         self._lags = Lags()
+        self._watermark_at = time.monotonic()
         # Tables without a key have no chunks: they are none of a dump's.
         self._tables = {table.span.table_id: table for table in tables if table.has_key}
         self._dumps: dict[int, TableDump] = {}
@@ -88,7 +89,8 @@ class DumpListener:
             return []
         unique_identifier = str(values["unique_identifier"])
         with self._lock:
-            self._lags.arrived(unique_identifier, time.monotonic())
+            self._watermark_at = time.monotonic()
+            self._lags.arrived(unique_identifier, self._watermark_at)
             if self._may_be_gone and self._windows.ends(unique_identifier):
                 self._drop_unknown()
             closed = self._windows.watermark(
@@ -239,6 +241,12 @@ class DumpListener:
             return len(self._windows)
 
     @property
+    def idle_s(self) -> float:
+        """For how long no watermark was committed, and none came through the log."""
+        with self._lock:
+            return time.monotonic() - self._watermark_at
+
+    @property
     def xa_unfinished(self) -> frozenset[str]:
         """See `Windows.xa_unfinished`."""
         with self._lock:
@@ -268,7 +276,8 @@ class DumpListener:
     def written(self, unique_identifier: str) -> None:
         """Note that a watermark was committed just now."""
         with self._lock:
-            self._lags.written(unique_identifier, time.monotonic())
+            self._watermark_at = time.monotonic()
+            self._lags.written(unique_identifier, self._watermark_at)
 
     def forget(self, unique_identifier: str) -> None:
         """Expect a watermark no longer: it may never arrive."""

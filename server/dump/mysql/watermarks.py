@@ -47,6 +47,8 @@ _WRITE = (
 )
 _QUIET_S: Final = 1.0
 """More lag than this, while nothing is read, is not waited for."""
+LOST_S: Final = 10.0
+"""How long a round waits for its watermarks before they count as lost."""
 
 
 def prepare(session: Session) -> None:
@@ -94,6 +96,15 @@ class WatermarkWriter:
         except TidemarkError:
             self._listener.forget(unique_identifier)
             raise
+
+    def seem_lost(self) -> bool:
+        """Whether rounds have waited so long that the log may never bring their watermarks, as
+        after a failover to a server that does not have them.
+        """
+        # The more rounds wait, the longer: a log that only lags does not get a row every few
+        # seconds.
+        rounds = self._listener.rounds
+        return rounds > 0 and self._listener.idle_s > LOST_S * rounds
 
     async def measure_lag(self) -> bool:
         """Measure the delay of rounds, and now and then the usual delay; False: the log must pass
