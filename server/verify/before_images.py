@@ -29,7 +29,7 @@ from server.puller.mysql.session.errors import TornTransactionError
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.tables import Tables
 from server.puller.mysql.transaction.commits import Commits
-from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
+from server.puller.mysql.transaction.open_transaction import Torn, UnclearSavepoint
 from server.puller.mysql.transaction.scanner import Place, is_before
 from server.puller.mysql.transaction.transactions import (
     Item,
@@ -156,22 +156,20 @@ def read_before_images(
         VerifyHistoryError: too much has changed since.
         LogPurgedError, MySqlUnavailableError, …: the log cannot be read.
     """
-    torn: dict[Place, RowRanges | None] = {}
+    torn: Torn = {}
     while True:
         try:
             return _LogReader(tables, begin, torn).read(session, options, begin.saved_position, end)
         except TornTransactionError as err:
             # Rows of a large transaction were taken before the log undid them: read again, without
             # these.
-            torn[err.place] = err.rows
+            torn[err.transaction] = err.rows
 
 
 class _LogReader:
     """Reads the log once."""
 
-    def __init__(
-        self, tables: Sequence[Table], begin: Beginning, torn: Mapping[Place, RowRanges | None]
-    ) -> None:
+    def __init__(self, tables: Sequence[Table], begin: Beginning, torn: Torn) -> None:
         self._from_ts = min(table.ts for table in tables)
         self._to_ts = max(table.ts for table in tables)
         self._before = BeforeImages({table.source.span.table_id: table.ts for table in tables})

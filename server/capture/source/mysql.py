@@ -27,7 +27,7 @@ from server.puller.mysql.session.errors import MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.session.preflight import check_source
 from server.puller.mysql.tables import new_id, record_of
-from server.puller.mysql.transaction.open_transaction import RowRanges
+from server.puller.mysql.transaction.open_transaction import Torn
 from server.puller.source import Catalog, Puller, Rows, Source, SourceContext
 from sink.mysql_mounter import MysqlMounter
 from storage.meta.meta import Meta
@@ -52,7 +52,7 @@ class MySqlSource:
         self._changefeed = changefeed
         self._options = options
         self._meta = meta
-        self._torn: dict[tuple[str, int], RowRanges | None] = {}
+        self._torn: Torn = {}
         self._odd_times = OddTimes()
         self._catalogue = CatalogueCheck(changefeed, options)
         self._asking = QueryThreads(_ASKERS, f"asks {changefeed}")

@@ -56,7 +56,7 @@ from server.puller.mysql.session.errors import (
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.tables import CatalogFacts, Effect, Tables, statement_logged
 from server.puller.mysql.transaction.commits import Commits
-from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
+from server.puller.mysql.transaction.open_transaction import Torn, UnclearSavepoint
 from server.puller.mysql.transaction.scanner import (
     FoundDefinition,
     LogAhead,
@@ -122,7 +122,7 @@ class Upstream:
     options: MySqlOptions
     meta: Meta
     listener: LogListener | None = None
-    torn: dict[tuple[str, int], RowRanges | None] = field(default_factory=dict)
+    torn: Torn = field(default_factory=dict)
     """Where transactions begin that a server never ended, or that undid rows that were given
     (these); known as long as the source.
     """
@@ -271,7 +271,7 @@ class LogPuller:
             await self._follow(log)
         except TornTransactionError as err:
             # Rows of it were given already: the next run, from the checkpoint, leaves them out.
-            self._upstream.torn[err.place] = err.rows
+            self._upstream.torn[err.transaction] = err.rows
             raise
         finally:
             log.close()

@@ -145,10 +145,8 @@ class TornTransactionError(UnavailableError):
         super().__init__(
             f"transaction {gtid}, which is large, {why}: the log is read again without these rows"
         )
-        self.place = place
-        """The log's file, and the offset behind its first event:
-        its GTID may be given out again.
-        """
+        self.transaction = (gtid, *place)
+        """Its GTID, the log's file, and the offset behind its first event."""
         self.rows = rows
         """Which of its row events are undone, as ranges; None: all."""
 

@@ -41,6 +41,11 @@ some dozens at a time.
 """
 RowRanges: TypeAlias = tuple[tuple[int, int], ...]
 """Row events of one transaction, `[first, last)`, counted from its beginning."""
+Torn: TypeAlias = dict[tuple[str, str, int], RowRanges | None]
+"""Transactions of which rows are left out (None: all), by their GTID, the log's file and the offset
+behind their first event: a server that has died in one gives its GTID out again, at another place,
+and at this place of another server is another transaction.
+"""
 _BYTES_MAX: Final = 512 << 20
 _COUNT: Final = struct.Struct("<Q")
 _PLACE: Final = struct.Struct(">I")

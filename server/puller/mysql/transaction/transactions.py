@@ -15,7 +15,7 @@ Invariants:
    (`OpenTransactions`), on disk beyond it; the rows of a large one come from there part by part.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -45,7 +45,7 @@ from server.puller.mysql.transaction.commits import (
 )
 from server.puller.mysql.transaction.open_transaction import (
     OpenTransaction,
-    RowRanges,
+    Torn,
     TransactionPartStore,
     UnclearSavepoint,
 )
@@ -58,7 +58,7 @@ from storage.mysql.gtid import MysqlGtidSet
 
 HELD_BYTES: Final = 64 << 20
 _RUN_MIN = 16
-_NOTHING_TORN: Final[Mapping[tuple[str, int], RowRanges | None]] = {}
+_NOTHING_TORN: Final[Torn] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Transactions:
         self,
         position: LogPosition,
         *,
-        torn: Mapping[tuple[str, int], RowRanges | None] = _NOTHING_TORN,
+        torn: Torn = _NOTHING_TORN,
         held_bytes: int = HELD_BYTES,
         time_limits: TimeLimits | None = None,
         shared: OpenTransactions | None = None,
@@ -290,10 +290,9 @@ class Transactions:
         ).tolist()
         # MySQL's GTID does not say whether a BEGIN follows; if one does, it clears `single`.
         single = gtid.is_standalone if isinstance(gtid, MariaGtid) else True
-        # By its place in the log: after a crash its GTID and commit_ts are given out again.
         place = (self.position.read_file, next_position(events, event_number))
         prepared = isinstance(gtid, MariaGtid) and gtid.is_prepared
-        left_out = self._torn.get(place, ())
+        left_out = self._torn.get((str(gtid), *place), ())
         self._open = OpenTransaction(
             ts,
             gtid,

@@ -17,7 +17,7 @@ from server.puller.mysql.log.position import LogPosition, SavedPosition
 from server.puller.mysql.session.errors import SavepointUnclearError, TornTransactionError
 from server.puller.mysql.tables import Tables
 from server.puller.mysql.transaction.commits import Commits
-from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
+from server.puller.mysql.transaction.open_transaction import Torn, UnclearSavepoint
 from server.puller.mysql.transaction.transactions import Item, Transactions
 from server.puller.open_transactions import OpenTransactions
 from storage.mysql.event import EventType
@@ -90,7 +90,7 @@ def read(
     borders: Sequence[int],
     *,
     held_bytes: int,
-    torn: dict[tuple[str, int], RowRanges | None],
+    torn: Torn,
 ) -> list[Item]:
     found: list[Item] = []
     with (
@@ -114,23 +114,21 @@ def given_rows(items: Sequence[Item]) -> list[tuple[int, object]]:
     ]
 
 
-def attempt(
-    log: Log, borders: Sequence[int], held_bytes: int, torn: dict[tuple[str, int], RowRanges | None]
-) -> list[Item] | None:
+def attempt(log: Log, borders: Sequence[int], held_bytes: int, torn: Torn) -> list[Item] | None:
     """None: rows that were given are undone, which the next reading knows."""
     try:
         return read(log.parts, borders, held_bytes=held_bytes, torn=torn)
     except TornTransactionError as err:
         undone = err
-    assert undone.place not in torn, "one reading more is enough"
-    torn[undone.place] = undone.rows
+    assert undone.transaction not in torn, "one reading more is enough"
+    torn[undone.transaction] = undone.rows
     return None
 
 
 @given(logs(), st.lists(st.integers(0, 200)), st.sampled_from([1, 200, 1 << 20]))
 def test_rows_behind_the_savepoint_are_undone(log: Log, cuts: list[int], held_bytes: int) -> None:
     borders = sorted({0, len(log.parts), *(cut % (len(log.parts) + 1) for cut in cuts)})
-    torn: dict[tuple[str, int], RowRanges | None] = {}
+    torn: Torn = {}
     items = None
     while items is None:
         items = attempt(log, borders, held_bytes, torn)

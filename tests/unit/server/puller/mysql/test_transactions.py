@@ -261,14 +261,26 @@ def test_a_large_transaction_is_given_as_it_comes_and_a_torn_one_is_told_and_the
     eager = Transactions(LogPosition(SavedPosition(0, "")), held_bytes=1)
     with pytest.raises(TornTransactionError) as told:
         [taken(eager, [part]) for part in log.parts]
-    warned = Transactions(
-        LogPosition(SavedPosition(0, "")), held_bytes=1, torn={told.value.place: told.value.rows}
-    )
+    torn = {told.value.transaction: told.value.rows}
+    warned = Transactions(LogPosition(SavedPosition(0, "")), held_bytes=1, torn=torn)
     found = [each for part in log.parts for each in taken(warned, [part])]
     assert found == log.wanted, (
         "the transaction after it has its GTID and commit_ts, and is not left out"
     )
     assert warned.position.ts == log.ts
+
+
+def test_a_torn_transaction_is_not_left_out_of_another_servers_log() -> None:
+    log, other = Log(), Log()
+    log.torn(1000, 3)
+    other.seq = 6  # at the same place
+    other.transaction(1000, 3)
+    eager = Transactions(LogPosition(SavedPosition(0, "")), held_bytes=1)
+    with pytest.raises(TornTransactionError) as failure:
+        [taken(eager, [part]) for part in log.parts]
+    torn = {failure.value.transaction: failure.value.rows}
+    warned = Transactions(LogPosition(SavedPosition(0, "")), held_bytes=1, torn=torn)
+    assert taken(warned, other.parts) == other.wanted
 
 
 def test_parts_of_a_large_transaction_are_numbered_and_share_its_commit_ts() -> None:
