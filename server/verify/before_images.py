@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from server.puller.mysql.ddl.statement import Kind
-from server.puller.mysql.log.opening import Beginning
+from server.puller.mysql.log.opening import Beginning, as_asked
 from server.puller.mysql.log.position import LogPosition, SavedPosition
 from server.puller.mysql.log.stream import LogPlace, open_stream
 from server.puller.mysql.rows import LogRows, TableMapMismatch
@@ -189,12 +189,8 @@ class _LogReader:
         self._rows.connected(mariadb=session.flavor.is_mariadb)
         # A connection of its own: the session's holds the snapshot.
         reader = log_in_to(session.address, options)
-        place = LogPlace(
-            saved_position.gtids,
-            saved_position.file,
-            saved_position.position,
-            saved_position.gtid_block,
-        )
+        reached = as_asked(session, saved_position)
+        place = LogPlace(reached.gtids, reached.file, reached.position, reached.gtid_block)
         stream = open_stream(reader, place, options, _READ_ONCE, follow=False)
         try:
             while not stream.ended and is_before(self._place, end):

@@ -72,6 +72,7 @@ class MySqlSource:
             await record.save(begins.time_limits)
         if begins.server:
             read_server = ReadServerRecord(self._meta, self._changefeed)
+            await read_server.load()
             await read_server.note(begins.server, begins.saved_position.ts)
         await PositionStore(self._meta, self._changefeed).put(begins.saved_position)
         return begins.ts

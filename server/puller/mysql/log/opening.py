@@ -84,18 +84,16 @@ def open_log(
         try:
             session = log_in_to(address, options)
             opened.append(session)
-            _check_executed(session, saved_position)
+            reached = as_asked(session, saved_position)
+            _check_executed(session, reached)
             reader = log_in_to(address, options)
             opened.append(reader)
             # Of the connection that reads: behind one address there may be several servers.
             named = NamedServer(name_of(reader), address, options)
-            same_server = check_log(named, saved_position, read_server)
-            place = LogPlace(
-                saved_position.gtids,
-                saved_position.file,
-                saved_position.position,
-                saved_position.gtid_block,
-            )
+            # Asked for a file and an offset, a server reads there, whether it is known by name or
+            # not.
+            same_server = check_log(named, reached, read_server) or not reached.gtids
+            place = LogPlace(reached.gtids, reached.file, reached.position, reached.gtid_block)
             stream = open_stream(reader, place, options, server_id)
             opened.append(stream)
             folds = int(session.row("SELECT @@lower_case_table_names")[0]) > 0
@@ -296,10 +294,28 @@ def _now_ms(session: Session) -> int:
     return max(int(now_ms), int(time.time() * 1000))
 
 
+def as_asked(session: Session, saved_position: SavedPosition) -> SavedPosition:
+    """A saved position as the session's server can be asked for it: without GTIDs if it does not
+    send its log by them.
+    """
+    return saved_position if _sends_by_gtid(session) else replace(saved_position, gtids="")
+
+
+def _sends_by_gtid(session: Session) -> bool:
+    """Whether the server can be asked for what follows GTIDs. A MySQL whose gtid_mode was ON once
+    still has GTIDs, and its log files begin with them.
+    """
+    if session.flavor.is_mariadb:
+        return True
+    return str(session.row("SELECT @@global.gtid_mode")[0]).upper() == "ON"
+
+
 def _gtids(session: Session) -> str:
     """What is in the log, read before the end of the log is: a little less may be in it."""
     if session.flavor.is_mariadb:
         return str(session.row("SELECT @@gtid_binlog_pos")[0])
+    if not _sends_by_gtid(session):
+        return ""
     return "".join(str(session.row("SELECT @@gtid_executed")[0]).split())
 
 

@@ -13,13 +13,15 @@ import pytest
 from server.changefeed.source import Address
 from server.dump.mysql import reader as dump
 from server.puller.mysql.log import opening
+from server.puller.mysql.log.position import SavedPosition
 from server.puller.mysql.log.stream import LogPlace, open_stream
-from server.puller.mysql.session.connection import Session, log_in_to
+from server.puller.mysql.session.connection import Flavor, Session, log_in_to
 from server.puller.mysql.session.errors import MySqlTlsError, MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
 from tests.unit.server.certificates import Certificates
 
 ADDRESS = Address("db", 3306)
+UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 OPTIONS = MySqlOptions(addresses=(ADDRESS,), user="u")
 
 
@@ -83,6 +85,57 @@ def test_one_that_was_to_say_when_a_log_began(
     monkeypatch.setattr(opening, "log_in_to", lambda *_: session_of(made, breaks_at))
     with pytest.raises(MySqlUnavailableError), session_of(made, 9) as session:
         opening.began(session, "log.1", OPTIONS)
+
+
+class MySql:
+    """A session with a MySQL that had gtid_mode=ON once, and what its stream was asked for."""
+
+    flavor = Flavor("8.0.46")
+    address = ADDRESS
+
+    def __init__(self, gtid_mode: str) -> None:
+        self.answers = {
+            "SELECT @@global.gtid_mode": gtid_mode,
+            "SELECT @@gtid_executed": f"{UUID}:1-9",
+            "SELECT @@server_uuid": UUID,
+            "SELECT @@lower_case_table_names": "0",
+        }
+        self.place = LogPlace()
+
+    def row(self, statement: str) -> tuple[str]:
+        return (self.answers[statement],)
+
+    def execute(self, statement: str, *_: object) -> list[tuple[object, ...]]:
+        assert "WAIT_FOR_EXECUTED_GTID_SET" in statement
+        assert self.answers["SELECT @@global.gtid_mode"] == "ON"
+        return [(0,)]
+
+    def open_stream(self, _: object, place: LogPlace, *__: object) -> "MySql":
+        self.place = place
+        return self
+
+    def take(self, _: float) -> list[object]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("mode", "by_gtid"),
+    [("ON", True), ("OFF", False), ("ON_PERMISSIVE", False), ("OFF_PERMISSIVE", False)],
+)
+def test_a_mysql_is_asked_by_gtid_only_where_it_sends_its_log_so(
+    mode: str, by_gtid: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server: Any = MySql(mode)
+    assert bool(opening._gtids(server)) == by_gtid
+    monkeypatch.setattr(opening, "log_in_to", lambda *_: server)
+    monkeypatch.setattr(opening, "check_log", lambda *_: False)
+    monkeypatch.setattr(opening, "open_stream", server.open_stream)
+    # of a file's first event, which says what was executed before
+    opened = opening.open_log(OPTIONS, SavedPosition(7, f"{UUID}:1-9", "log.3", 500), 1)
+    assert (server.place.gtids, server.place.file) == (f"{UUID}:1-9" if by_gtid else "", "log.3")
+    assert (server.place.gtid_block != b"") == by_gtid
+    # What is read from a file and an offset on is a place of that log: it is not forgotten.
+    assert opened.same_server != by_gtid
 
 
 def test_one_of_a_dump_that_may_write_no_watermark(
