@@ -10,13 +10,18 @@ from typing import Any, Self
 import pymysql
 import pytest
 
-from server.changefeed.source import Address
+from server.changefeed.source import WARNING, Address
 from server.dump.mysql import reader as dump
 from server.puller.mysql.log import opening
 from server.puller.mysql.log.position import SavedPosition
 from server.puller.mysql.log.stream import LogPlace, open_stream
+from server.puller.mysql.session import preflight
 from server.puller.mysql.session.connection import Flavor, Session, log_in_to
-from server.puller.mysql.session.errors import MySqlTlsError, MySqlUnavailableError
+from server.puller.mysql.session.errors import (
+    MySqlStatementError,
+    MySqlTlsError,
+    MySqlUnavailableError,
+)
 from server.puller.mysql.session.options import MySqlOptions
 from tests.unit.server.certificates import Certificates
 
@@ -136,6 +141,20 @@ def test_a_mysql_is_asked_by_gtid_only_where_it_sends_its_log_so(
     assert (server.place.gtid_block != b"") == by_gtid
     # What is read from a file and an offset on is a place of that log: it is not forgotten.
     assert opened.same_server != by_gtid
+
+
+def test_a_user_who_may_not_see_prepared_xa_transactions_is_warned_by_name() -> None:
+    class Refused:
+        def execute(self, statement: str) -> None:
+            assert statement == "XA RECOVER"
+            raise MySqlStatementError("XAER_RMERR: fatal error in the transaction branch")
+
+    session: Any = Refused()
+    (check,) = preflight._xa_access(session)
+    assert (check.name, check.state) == ("XA RECOVER", WARNING)
+    assert "XA_RECOVER_ADMIN" in check.fix
+    session.execute = lambda _: []
+    assert not list(preflight._xa_access(session))
 
 
 def test_one_of_a_dump_that_may_write_no_watermark(
