@@ -6,8 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(shell cd proto && find kvproto etcdpb tipb tidemarkpb -name '*.proto' | sort)
 TEST_JOBS ?= 2
-# Tests of daemons wait for a quarter of their time: one more at a time uses that, where there is the memory for its Spark.
-DAEMON_TEST_JOBS ?= $(shell awk -v jobs=$(TEST_JOBS) '/^MemAvailable/ { print jobs + ($$2 > 12000000) }' /proc/meminfo)
+# Tests of daemons wait for a quarter of their time: one or two more at a time use that, where there is the memory for their Spark.
+DAEMON_TEST_JOBS ?= $(shell awk -v jobs=$(TEST_JOBS) '/^MemAvailable/ { print jobs + ($$2 > 12000000) + ($$2 > 18000000) }' /proc/meminfo)
 LAKE ?= delta
 DATA ?= ./data
 ARGS ?=
