@@ -109,6 +109,6 @@ def _frames(
     renaming = [cut for cut in cuts if cut.renamed]
     connector, frames = open_connector(uri.format), {}
     for name in versions if names is None else names:
-        table = StoredTable(uri, cuts[-1].changefeed, renamed_since(renaming, name, ts))
+        table = StoredTable(uri, cuts[-1].changefeed, renamed_since(renaming, name, ts), ts)
         frames[name] = connector.read(spark, table, versions[name])
     return frames

@@ -212,6 +212,8 @@ class StoredTable:
     uri: SinkUri
     changefeed: str
     name: str
+    ts: int | None = None
+    """At which it is read, by a cut that ends there or before; None: that is not known."""
 
     @property
     def path(self) -> str:
@@ -251,7 +253,8 @@ class LakeConnector(ABC):
         """The table as it was at a version that a cut names.
 
         Raises:
-            SourceError: ErrCutExpired, the version is gone; ErrSchemaIncompatible.
+            SourceError: ErrCutExpired, the version is gone, or the table is another one now;
+                ErrSchemaIncompatible.
         """
 
     def changes_after(self, spark: SparkSession, table: StoredTable, version: int) -> str:

@@ -13,6 +13,7 @@ import shutil
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,14 +23,18 @@ from pyspark_tidemark.lake.changes import ByTasks, Counted
 from pyspark_tidemark.lake.checksum import hexadecimal
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.delta import inserted, tables, task_writers
+from pyspark_tidemark.lake.delta import log as delta_log
+from pyspark_tidemark.lake.delta import target as delta
 from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import DeletionVectors, pieces
 from pyspark_tidemark.lake.delta.log import commit_info, commit_on_disk, replayed
 from pyspark_tidemark.lake.delta.tables import DeltaTables
-from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.delta.target import DeltaConnector, DeltaTarget
 from pyspark_tidemark.lake.keys import KeyIndex
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.schema import Policy, SchemaChange
+from pyspark_tidemark.lake.target import StoredTable
+from pyspark_tidemark.sink_uri import SinkUri
 
 from tests.integration.lake.evolving import EvolvingFeed
 
@@ -242,8 +247,8 @@ def test_what_deltas_log_store_commits_without_links_is_durable(tmp_path, feed, 
     def no_link(*_):
         raise OSError(errno.EOPNOTSUPP, "no links here")
 
-    def stored(log, _, version, actions):
-        (log / f"{version:020}.json").write_text(
+    def stored(directory, _, version, actions):
+        (directory / f"{version:020}.json").write_text(
             "".join(f"{json.dumps(each)}\n" for each in actions)
         )
         return True
@@ -263,10 +268,42 @@ def test_what_deltas_log_store_commits_without_links_is_durable(tmp_path, feed, 
     monkeypatch.setattr(DeltaTables, "_log", lambda self, name: Path(self.path(name), "_delta_log"))
     synced.clear()
     lake.keep(feed, CUTS[1])
-    log = lake.place("bank.t") / "_delta_log"
-    commits = [place for place, path in enumerate(synced) if path == log / f"{1:020}.json"]
+    directory = lake.place("bank.t") / "_delta_log"
+    commits = [place for place, path in enumerate(synced) if path == directory / f"{1:020}.json"]
     assert commits, "the commit itself"
-    assert log in synced[commits[-1] :], "and then its name"
+    assert directory in synced[commits[-1] :], "and then its name"
+
+
+class Reading:
+    """Spark's reader, which finds every version."""
+
+    _jsparkSession = None  # noqa: N815 - PySpark's name
+    read = property(lambda self: self)
+    format = option = lambda self, *_: self
+    load = str
+
+
+def test_a_version_of_a_later_table_of_the_name_is_not_read_as_the_former_one(
+    tmp_path, feed, monkeypatch
+):
+    lake = Lake(tmp_path, "upsert")
+    lake.keep(feed, *CUTS)
+    place = lake.place("bank.t")
+    monkeypatch.setattr(delta, "java_classes", MagicMock())
+    monkeypatch.setattr(
+        delta_log,
+        "commits_between",
+        lambda _, __, first, last: [
+            (last, delta_log._actions(place / f"_delta_log/{last:020}.json"))
+        ],
+    )
+    uri, version = SinkUri.parse(f"delta://{tmp_path}"), replayed(str(place)).version
+    for ts in (CUTS[-1], CUTS[-1] + 5, None):
+        table = StoredTable(uri, "evolving", "bank.t", ts)
+        assert DeltaConnector().read(Reading(), table, version)
+    table = StoredTable(uri, "evolving", "bank.t", CUTS[-1] - 1)
+    with pytest.raises(SourceError, match=r"ErrCutExpired.*another table has its name now"):
+        DeltaConnector().read(Reading(), table, version)
 
 
 def half(path):

@@ -353,6 +353,17 @@ def committed_at(log: Any, classes: Any, version: int) -> datetime | None:
     return datetime.fromtimestamp(status.getModificationTime() / 1000, UTC)
 
 
+def position_at(log: Any, classes: Any, app_id: str, version: int) -> int | None:
+    """The last transaction of an application in a version; None: it has none."""
+    for _, actions in commits_between(log, classes, version, version):
+        for action in actions:
+            if action.get("txn", {}).get("appId") == app_id:
+                return int(action["txn"]["version"])
+    # The version has only other columns, or other files, or its commit was cleaned up.
+    none = classes.scala.Option.empty()
+    return positions(log.getSnapshotAt(version, none, none, False)).get(app_id)  # noqa: FBT003 - Scala's signature: whether to refuse what is older than removed files are kept
+
+
 def commits_between(
     log: Any, classes: Any, first: int, last: int
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:

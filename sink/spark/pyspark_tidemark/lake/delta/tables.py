@@ -74,6 +74,11 @@ _KEEPS_POSITIONS = "delta.setTransactionRetentionDuration"
 Actions = Sequence[Mapping[str, Any]]
 
 
+def app_id(changefeed: str) -> str:
+    """The application whose transactions say which cuts of a changefeed a table has."""
+    return f"tidemark:{changefeed}"
+
+
 class DeltaTables:
     """The way to Delta of one changefeed's lake, by table name."""
 
@@ -98,7 +103,7 @@ class DeltaTables:
         self._spark = spark
         self._classes = java_classes(spark)
         self._root = root
-        self._app_id = f"tidemark:{changefeed}"
+        self._app_id = app_id(changefeed)
         self._sessions: dict[str, SparkSession] = {}
         self._listings: dict[str, Listing | None] = {}
         self._positioned = set[str]()

@@ -5,11 +5,14 @@ Its connector reads a table at a version, and repairs rows by one MERGE.
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.columns import internal, quoted
@@ -17,9 +20,10 @@ from pyspark_tidemark.lake.cut_record import Shown
 from pyspark_tidemark.lake.cut_tasks import TaskWriter
 from pyspark_tidemark.lake.delta import evolution
 from pyspark_tidemark.lake.delta.frames import without_null_texts
+from pyspark_tidemark.lake.delta.log import position_at
 from pyspark_tidemark.lake.delta.maintenance import Maintenance
 from pyspark_tidemark.lake.delta.modes import Append, History, Upsert, Writer
-from pyspark_tidemark.lake.delta.tables import COMPACTED, DeltaTables
+from pyspark_tidemark.lake.delta.tables import COMPACTED, DeltaTables, app_id
 from pyspark_tidemark.lake.format import APPEND, ROW_MODES, SCD2, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.hadoop import move, remove
 from pyspark_tidemark.lake.manifest import Manifest
@@ -48,6 +52,16 @@ _WRITERS: dict[str, Callable[[DeltaTables], Writer]] = {
 
 _NO_CHANGE: Final = (COMPACTED, "OPTIMIZE", "VACUUM START", "VACUUM END")
 """Operations that leave a table's rows as they are."""
+_GONE: Final = (
+    "DELTA_MISSING_DELTA_TABLE",
+    "DELTA_NO_COMMITS_FOUND",
+    "DELTA_NO_RECREATABLE_HISTORY_FOUND",
+    "DELTA_PATH_DOES_NOT_EXIST",
+    "DELTA_TABLE_NOT_FOUND",
+    "DELTA_VERSION_NOT_FOUND",
+    "PATH_NOT_FOUND",
+)
+"""How the conditions of Delta's errors begin where a version, or the whole table, is not there."""
 _ADDED: Final = internal("_added")
 """A column that rows to add have, and keys to remove have not."""
 
@@ -243,7 +257,19 @@ class DeltaConnector(LakeConnector):
 
     def read(self, spark: SparkSession, table: StoredTable, version: int) -> DataFrame:
         """See `LakeConnector`."""
-        return spark.read.format("delta").option("versionAsOf", version).load(table.path)
+        reader = spark.read.format("delta").option("versionAsOf", version)
+        try:
+            frame = reader.load(table.path)
+        except AnalysisException as err:
+            if not str(err.getCondition()).startswith(_GONE):
+                raise
+            raise SourceError(
+                "ErrCutExpired",
+                f"{table.name} has no version {version} any more; choose a later ts",
+            ) from None
+        if table.ts is not None:
+            _check_same(spark, table, version)
+        return frame
 
     def changes_after(self, spark: SparkSession, table: StoredTable, version: int) -> str:
         """See `LakeConnector`."""
@@ -277,6 +303,19 @@ class DeltaConnector(LakeConnector):
             f"VALUES ({', '.join(f's.{column}' for column in columns)})"
         )
         return int(spark.sql(f"DESCRIBE HISTORY {there} LIMIT 1").collect()[0].version)
+
+
+def _check_same(spark: SparkSession, table: StoredTable, version: int) -> None:
+    """Check that a version is not one of a later table of the name, whose log began anew."""
+    classes = java_classes(spark)
+    log = classes.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, table.path)  # noqa: SLF001 - Delta has no Python call for a table's transactions
+    position = position_at(log, classes, app_id(table.changefeed), version)
+    if table.ts is not None and position is not None and position > table.ts:
+        raise SourceError(
+            "ErrCutExpired",
+            f"{table.name} was dropped above {table.ts}, and another table has its name now; "
+            f"choose a ts from {position} on",
+        )
 
 
 def _sql_name(table: StoredTable) -> str:
