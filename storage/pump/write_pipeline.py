@@ -32,6 +32,7 @@ from storage.model.errors import ClosedError, TidemarkError, UnavailableError
 from storage.pump.binlog import Binlog, parse
 from storage.pump.index import START, Entry, Index
 from storage.queue import GroupQueue
+from storage.tasks import run_to_end
 from storage.value_log import Pointer, SegmentMissingError, Skipped, ValueLog
 
 GROUP_BYTES = 4 << 20
@@ -90,7 +91,8 @@ class Threads:
         gate = threading.Barrier(_READERS + 1)
         for _ in range(_READERS):
             self._readers.submit(_stand_aside, gate)
-        return await _call(self._index, _call_between, gate, function)
+        # To its end: a call that is cancelled in its queue would leave all readers at the gate.
+        return await run_to_end(_call(self._index, _call_between, gate, function))
 
     async def read(self, function: Callable[..., T], *args: object) -> T:
         """Call a function that only reads."""

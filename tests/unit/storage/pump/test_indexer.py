@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,7 @@ from storage.kv import WriteBatch
 from storage.leveldb import LevelDB
 from storage.model.errors import UnavailableError
 from storage.pump.storage import PumpStorage
-from storage.pump.write_pipeline import GROUPS_MAX, Group, IndexQueue
+from storage.pump.write_pipeline import GROUPS_MAX, Group, IndexQueue, Threads
 from storage.value_log import Pointer
 from tests.memory_fs import MemFS
 from tests.memory_kv import MemoryKV
@@ -127,6 +128,21 @@ async def test_an_index_that_a_full_disk_tore_goes_on_and_can_be_opened_again(
         async with opened(fs, kv) as storage:
             assert len(await pulled(storage, 0, last + 995)) == (last + 1000) // 10 - 1
         kv.close()
+
+
+async def test_readers_go_on_where_a_call_without_them_is_given_up_in_its_queue() -> None:
+    with ExitStack() as stack:
+        threads, busy = Threads(stack), threading.Event()
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(threads.index(busy.wait, 60))
+            alone = tasks.create_task(threads.index_alone(lambda: None))
+            await asyncio.sleep(0)  # both are in the queue of the index's thread
+            alone.cancel()
+            await asyncio.wait([alone])
+            busy.set()
+        assert first.result()
+        async with asyncio.timeout(60):
+            assert await threads.read(lambda: "read") == "read"
 
 
 @settings(max_examples=30, deadline=None)
